@@ -19,7 +19,7 @@ from turngym.core.episode import Status, wrong_numbers
 from turngym.core.errors import AgentError
 from turngym.core.protocols import Engine, GenerateRequest, Generation, PartialFailure, Policy, Sampling
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel, make_channel
+from turngym.envs.channels import Channel, make_channel
 
 
 class ModelAgent:

@@ -52,8 +52,8 @@ from turngym.core.spec import changed
 from turngym.core.task import content_hash, plain_id
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import user_path
-from turngym.envs.action_channels import VERL_AGENT, Channel, make_channel
 from turngym.envs.base import TextEnv
+from turngym.envs.channels import VERL_AGENT, Channel, make_channel
 
 AnyChat = TypeVar("AnyChat", ModelChat, EndpointChat)
 AGENT_KINDS = ("expert", "random", "replay:TRACE", "model:FOLDER", "openai:MODEL")

@@ -165,7 +165,8 @@ def _give_up_after(pipe: Connection, seconds: float) -> None:
 
 
 def dumps(content: Any) -> bytes:
-    """`content` pickled for another process; what the program itself defines goes along by value."""
+    """Pickles `content` for another process. Functions and classes that the program itself defines are pickled by
+    value."""
     pickled: bytes = cloudpickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
     return pickled
 

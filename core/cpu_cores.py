@@ -58,7 +58,8 @@ def environment_with_threads(threads: int) -> dict[str, str]:
 
 
 def use_threads(threads: int) -> None:
-    """Tells the libraries that are loaded in this process; what is loaded later reads the environment.
+    """Sets the number of threads in the libraries that this process has loaded. Libraries loaded later read the
+    environment.
 
     A module that was imported first may have changed the environment, or may have been built to ignore it.
     """

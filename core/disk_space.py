@@ -27,7 +27,8 @@ class RoomToWrite:
         """Threads that wait for room."""
 
     def __call__(self, write: Callable[[], T]) -> T:
-        """What `write` returns. Raises what it raises, a full disk only after `close`."""
+        """Returns what `write` returns. Raises its errors; a full disk is raised only after `close`, and waited for
+        until then."""
         wait, reported = FIRST_WAIT, False
         while True:
             try:

@@ -61,7 +61,7 @@ Outcome = Literal["won", "lost", "error"]
 
 
 def outcome_of(status: str, success: bool) -> Outcome:
-    """How an episode of this status and success is shown."""
+    """The word that tables and pages show for an episode of this status and success."""
     return "error" if status.startswith("error_") else "won" if success else "lost"
 
 
@@ -260,7 +260,7 @@ def without_rounding(logprobs: NDArray[np.float32]) -> NDArray[np.float32]:
 def wrong_numbers(
     ids: NDArray[np.int32], logprobs: NDArray[np.float32] | None, vocabulary: int = 1 << 31, *, known: bool = True
 ) -> str | None:
-    """What is wrong with sampled ids and their log-probabilities; None if nothing is.
+    """Says what is wrong with sampled ids and their log-probabilities; None if they are valid.
 
     Ids must be in 0..vocabulary - 1; log-probabilities must be finite and at most 0.
 

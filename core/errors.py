@@ -126,7 +126,8 @@ def full_disk(
 
 
 def not_written(what: str, folder: Path, error: OSError) -> str:
-    """Why `what` could not be written into a `folder` for temporary files, and what helps: room only where none is."""
+    """Says why `what` could not be written into a `folder` for temporary files, and names the remedy if the disk is
+    full."""
     why = error.strerror or str(error)
     if is_disk_full(error):
         return f"there is no room for {what} in {folder}: {why}; make room, or set TMPDIR to a folder that has it"

@@ -50,7 +50,7 @@ class Unreachable(Exception):
 
 
 def address_problem(url: str) -> str:
-    """What keeps `url` from being the address of a server, as the end of a sentence; empty where it is one."""
+    """Says why `url` cannot be the address of a server, as the end of a sentence; empty if it can."""
     if not url.isprintable() or any(map(str.isspace, url)):
         return "holds a blank, or another character that no address has"
     try:
@@ -178,7 +178,8 @@ def certificates() -> ssl.SSLContext:
 
 
 def why_not(error: BaseException, url: str, proxy: Proxy | None, seconds: float) -> Unreachable:
-    """What `error`, which a request to `url` through `proxy` ended in, means; a connection may take `seconds`."""
+    """Explains `error`, in which a request to `url` through `proxy` ended. `seconds` is the time limit of a
+    connection."""
     parts = urlsplit(url if proxy is None else proxy.address)
     server = f"{parts.hostname}:{parts.port or {'https': 443}.get(parts.scheme, 80)}"
     cause, text = _cause(list(_chain(error)), str(parts.hostname), server, parts.scheme, seconds)
@@ -250,8 +251,8 @@ SPARE_DESCRIPTORS = 24
 
 
 def connections(wanted: int) -> int:
-    """How many connections may be open at a time, `wanted` at most: the limit of open files is raised as far as it may
-    be, and what is left of it counts. At least 1."""
+    """Returns how many connections may be open at a time: at least 1, at most `wanted`. Raises the process's limit of
+    open files as far as allowed, and counts the descriptors that are left."""
     try:
         import resource
     except ImportError:

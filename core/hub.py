@@ -66,7 +66,8 @@ def model_folder(named: str | os.PathLike[str], *, weights: bool = True) -> Path
 
 
 def cached_folder(named: str) -> Path | None:
-    """The folder in the hub's cache of a model that a file names; None where it is no name, or not all of it is there.
+    """The folder in the hub's cache of a model that a file names; None if it is no hub name, or the cache lacks a part
+    of it.
 
     Nothing is fetched: what is downloaded is the user's word, not a file's.
     """
@@ -182,7 +183,7 @@ def _size(count: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an exception says, in one line: transformers explains at length, and the first line names the cause."""
+    """Returns one line of an exception's text. transformers explains at length, and its first line names the cause."""
     first, *others = [part.strip() for part in str(error).strip().splitlines()] or [""]
     line = f"{first} {others[0]}" if others and first.endswith(":") else first
     # the text of some is a key or a type alone
@@ -191,7 +192,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def load_problem(error: Exception) -> str:
-    """Why transformers could not load a folder, in one line; a folder with code of its own is told as such.
+    """Says in one line why transformers could not load a folder. A folder that needs its own code is named as such.
 
     Whoever loads passes `trust_remote_code=False`: else transformers asks on standard input, and runs the code where a
     `y` comes from a pipe.

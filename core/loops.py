@@ -12,8 +12,8 @@ LOOP = 3
 
 
 def loop_end(turns: Sequence[Turn]) -> int | None:
-    """How many turns there are up to the one that closes a loop, which gives an observation the same action for the
-    `LOOP`-th time; None where none does. Turns without an action count as one action."""
+    """The number of turns up to the one that closes a loop, None without a loop. A loop is closed when an observation
+    is answered by the same action for the `LOOP`-th time; turns without an action count as one action."""
     seen: Counter[tuple[str, str | None]] = Counter()
     for turn in turns:
         answer = turn.observation, turn.action

@@ -36,7 +36,7 @@ def write_manifest(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_manifest(path: Path, kind: type[T], error: Callable[[str], Exception]) -> T:
-    """What `write_manifest` wrote, as a `kind`, whose Literals say which version is read.
+    """Reads what `write_manifest` wrote as a `kind`, whose Literals name the versions that are accepted.
 
     Raises `error` for one that is missing, was changed, or is of another version.
     """
@@ -75,7 +75,7 @@ def files_under(folder: Path, *, without: Collection[str] = ()) -> list[str]:
 
 
 def changed_files(folder: Path, files: Files, *, limit: float = CHECKED) -> list[str]:
-    """Says of each file that is not as `describe_files` found it what is wrong with it.
+    """Compares files with what `describe_files` recorded, and says of each one that differs what is wrong with it.
 
     Sizes are always compared, checksums only while the files have at most `limit` bytes together.
     """

@@ -23,12 +23,12 @@ GENERATION = "generation_config.json"
 
 
 def model_files(folder: Path) -> list[Path]:
-    """What lies in a model's folder and may be read, in a fixed order."""
+    """The files of a model's folder that may be read, in a fixed order."""
     return [*sorted(folder.iterdir()), *sorted((folder / TEMPLATES).glob("*"))]
 
 
 def check_model_files(folder: Path) -> None:
-    """Raises ModelError for a folder in which something is no file, or no model's file."""
+    """Raises ModelError for a folder that holds pipes or devices, or JSON that no model's file can be."""
     for path in model_files(folder):
         try:
             mode = path.stat().st_mode

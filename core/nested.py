@@ -44,7 +44,7 @@ def put(table: dict[str, Any], path: str, value: Any) -> None:
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """All values in nested tables by dotted path; of an empty table the table."""
+    """All values of nested tables by dotted path. An empty table is a value itself."""
     values: dict[str, Any] = {}
     for name, value in table.items():
         key = f"{above}.{name}" if above else str(name)

@@ -74,7 +74,7 @@ def checked_text(what: str, value: object, *, error: Refusal = EnvBackendError) 
 
 
 def checked_verdict(value: Any) -> Verdict:
-    """`value` as a Verdict. Raises EnvBackendError for what is none."""
+    """`value` as a Verdict. Raises EnvBackendError for anything else."""
     if value not in list(Verdict):
         raise EnvBackendError(f"the verdict is {brief(value, 80)}; valid: {', '.join(Verdict)}")
     return Verdict(value)
@@ -145,7 +145,7 @@ class StepResult:
 
 
 def checked_task(task: object) -> Task:
-    """`task`, whose fields tables sort by and hashes are made of. Raises EnvBackendError where one is no text."""
+    """`task`, whose fields are hashed and sorted by. Raises EnvBackendError if one of them is not a text."""
     if not isinstance(task, Task):
         raise EnvBackendError(f"the environment's task is {brief(task, 80)}; it must be a Task")
     for field in fields(task):
@@ -154,8 +154,8 @@ def checked_task(task: object) -> Task:
 
 
 def unique(what: str, ids: Collection[str]) -> None:
-    """Raises TaskError for an id that is no text, and for one that comes twice: it would be played twice with one
-    seed, and count twice."""
+    """Raises TaskError for an id that is not a text, and for a repeated one, which would be played and counted
+    twice."""
     if (wrong := next((task_id for task_id in ids if not isinstance(task_id, str)), None)) is not None:
         raise TaskError(f"{what} lists {brief(wrong, 80)}; valid: texts")
     # a set is quick, and nearly always enough
@@ -166,8 +166,8 @@ def unique(what: str, ids: Collection[str]) -> None:
 
 @contextmanager
 def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
-    """Inside, what an object of another package raises is its failure: `error`, in one line. `code` is the object, or
-    its function; those of ours fail as they do."""
+    """Turns exceptions of another package's object, inside this context, into `error` in one line. `code` is the
+    object, or its function; exceptions of our own objects pass unchanged."""
     try:
         yield
     except (TurngymError, KeyboardInterrupt):
@@ -181,7 +181,7 @@ def failures_of(whose: str, code: object, error: Refusal) -> Iterator[None]:
 
 
 def failure_of(error: BaseException) -> str:
-    """What other people's code raised, and where, in a line."""
+    """Describes an exception of other people's code, with the place where it was raised, in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {said_by(error)} ({frame.filename}, line {frame.lineno})"
 

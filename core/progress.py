@@ -82,7 +82,8 @@ class LogLines:
 
 @contextmanager
 def progress_bar(title: str, total: int, *, enabled: bool = True) -> Iterator[Callable[[Episode], None]]:
-    """A bar on standard error, lines where that is no terminal; call what it yields with each finished episode."""
+    """Shows a bar on standard error, or lines if that is no terminal. Call the yielded function with each finished
+    episode."""
     if not enabled or not total:
         yield lambda episode: None
         return

@@ -234,7 +234,8 @@ class Judgment:
 
 
 def judgments(found: object, wanted: int, error: Refusal) -> list[Judgment]:
-    """`found`, a judge's answers to `wanted` requests. Raises `error` for anything else, votes that are no text too."""
+    """Returns `found`, a judge's answers to `wanted` requests. Raises `error` for another number or type, and for votes
+    that are not texts."""
     checked = answers("the judge", found, wanted, Judgment, error)
     for judgment in checked:
         votes = judgment.votes

@@ -15,7 +15,7 @@ from turngym.core.clean_keys import recorded_command
 from turngym.core.nested import differing
 from turngym.core.redaction import redacted
 from turngym.core.resolve import ASKED, FOUND, PROVENANCE, Resolved
-from turngym.core.settings import to_toml, toml_table, write_toml_text
+from turngym.core.settings import NOT_READ, to_toml, toml_table, write_toml_text
 from turngym.core.spec import to_table
 
 CONFIG_FILE = "config.toml"
@@ -72,7 +72,7 @@ def write_config(
         if found.asked is not None:
             about |= {ASKED: toml_table(found.asked, type(found.spec)), FOUND: opened}
     tables = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
-    write_toml_text(path, to_toml(tables[0], origins) + "\n" + to_toml(tables[1]))
+    write_toml_text(path, to_toml(tables[0], origins) + f"\n{NOT_READ}" + to_toml(tables[1]))
 
 
 def git_commit(folder: Path) -> str | None:

@@ -100,7 +100,7 @@ def remember_key(value: str) -> None:
 
 
 def remembered_keys() -> frozenset[str]:
-    """What `remember_key` has noted, for another process of ours."""
+    """The keys given to `remember_key`, to be handed to another process of ours."""
     return frozenset(_remembered)
 
 
@@ -187,7 +187,8 @@ class HeaderKeys:
         self._long, self._all = _pattern(frozenset(key for key in keys if len(key) >= SHORT_KEY)), _pattern(keys)
 
     def hidden(self, body: bytes, *, error: bool = True) -> bytes:
-        """`body` without them; of what is no `error` without the long ones: a model may say "EMPTY" or "test"."""
+        """`body` with its keys hidden. In an answer that is no `error` only long keys are hidden: a model may write
+        "EMPTY" or "test"."""
         pattern = self._all if error else self._long
         return body if pattern is None else pattern[1].sub(HIDDEN.encode(), body)
 
@@ -210,7 +211,7 @@ def _pattern(keys: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[bytes]] 
 
 
 def _in_base64(key: str) -> Iterator[str]:
-    """What stands in base64 of any text that holds a long key, whatever is before and behind it."""
+    """The part of a base64 text that a long key always produces, whatever stands before and behind it."""
     data = key.encode("utf-8", "surrogatepass")
     for before in range(3 if len(data) >= SHORT_KEY else 0):
         # letters of 6 bits that hold a bit of a neighbor are left out
@@ -280,7 +281,7 @@ def brief(value: object, limit: int) -> str:
 
 
 def said_by(error: BaseException) -> str:
-    """The text of an exception of somebody else's code in one line; that code makes the text, and may fail at it."""
+    """The text of an exception in one line. Other people's code makes that text, and may fail at it."""
     try:
         text = str(error)
     except Exception:
@@ -292,7 +293,7 @@ def said_by(error: BaseException) -> str:
 
 
 def redacted_traceback(error: BaseException) -> str:
-    """What Python says of an exception that nobody has caught: its text, and its causes', may hold anything."""
+    """The traceback of an uncaught exception with keys hidden: its text, and its causes', may contain them."""
     return redacted("".join(traceback.format_exception(error)))
 
 

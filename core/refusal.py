@@ -85,7 +85,7 @@ _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 
 
 def valid_for(setting: Setting, value: Any, said: str) -> str:
-    """What a setting may be; `said` is what msgspec says of `value`."""
+    """Describes the valid values of a setting; `said` is msgspec's message about `value`."""
     choices = choices_of(setting.type)
     # of a number or a word, a number out of its range
     if not choices or re.search(" [<>]=? ", said):
@@ -95,7 +95,7 @@ def valid_for(setting: Setting, value: Any, said: str) -> str:
 
 
 def _valid(message: str) -> str:
-    """What msgspec expected, for people: "Expected `int` >= 1" is "a whole number of at least 1"."""
+    """Translates msgspec's expectation: "Expected `int` >= 1" becomes "a whole number of at least 1"."""
     match = re.match(r"Expected `([^`]*)`(?:(?: of length)? (>=|<=|>|<) (\S+))?( of length \d+)?", message)
     if match is None:
         return message

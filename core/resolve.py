@@ -78,7 +78,8 @@ def asked_in(found: Resolved[T], given: Sequence[Layer]) -> Resolved[T]:
 def read_back(
     record: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any], top: Collection[str] = ()
 ) -> dict[str, Any]:
-    """What people asked for in a `record` of whole settings, as a partial table; a table that does not say it as it is.
+    """Returns what people asked for in a `record` of whole settings, as a partial table. A table without that record is
+    returned as it is.
 
     What follows from it is left out: it is to follow from what is put on top, too. What follows no longer, since
     another version or a changed file says otherwise, is as recorded. What opening had found out is kept where nothing

@@ -145,7 +145,7 @@ def _walk(cls: type[Any], above: str, owner: Any = None) -> Iterator[Setting]:
 
 
 def members_of(kind: Any) -> tuple[Any, ...]:
-    """The types of a union, without notes; of any other type itself."""
+    """The members of a union, without annotations; for any other type the type itself."""
     kind = bare(kind)
     if get_origin(kind) in (Union, types.UnionType):
         return tuple(member for part in get_args(kind) for member in members_of(part))
@@ -170,7 +170,7 @@ def choices_of(kind: Any) -> list[str]:
 
 
 def kind_of(cls: type[Any]) -> str | None:
-    """The tag of a kind; None for a type that is no kind of anything, or that kinds extend."""
+    """The tag of a kind of a union; None for a type that is not a kind, or that kinds extend."""
     tag = cls.__struct_config__.tag if issubclass(cls, Struct) else None
     # a class of kinds that has no tag of its own gets its name for one
     return None if tag in (None, cls.__name__) else str(tag)

@@ -20,6 +20,8 @@ from turngym.core.whole_files import written_whole
 
 RAW = "# some paths below are no UTF-8; their bytes stand here as they are\n"
 """First line of a configuration that can only be read with this in mind."""
+NOT_READ = "# what people asked for, and where it ran: to change a setting, change it above\n"
+"""Line in front of a record's provenance, from which no setting is read."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -76,7 +78,7 @@ def whole_toml(found: Resolved[Any], but: Sequence[str] = ()) -> str:
             (at(values, table_of) or {}).pop(name, None)
         return values
 
-    asked_text = "" if found.asked is None else "\n" + to_toml({PROVENANCE: {ASKED: written(found.asked)}})
+    asked_text = "" if found.asked is None else f"\n{NOT_READ}" + to_toml({PROVENANCE: {ASKED: written(found.asked)}})
     return to_toml(written(to_table(found.spec)), found.origins) + asked_text
 
 

@@ -86,14 +86,14 @@ def _kinds_of(cls: type[Spec]) -> dict[str, type[Spec]]:
 
 
 def _base_of(cls: Any) -> Any:
-    """The class that all kinds of a union extend; of what is no kind of anything itself."""
+    """The class that all kinds of a union extend; `cls` itself if it is not a kind."""
     if kind_of(cls) is None:
         return cls
     return next(base for base in reversed(cls.__mro__) if issubclass(base, Spec) and base is not Spec)
 
 
 def _main(cls: type[Any]) -> str:
-    """The field that a text stands for: the first of its own; "" where there is none."""
+    """The field that a text stands for: the first one that the class does not inherit; "" if there is none."""
     base = _base_of(cls)
     shared = {field.name for field in fields_of(base)} if base is not cls else set()
     return next((field.name for field in fields_of(cls) if field.name not in shared), "")
@@ -205,8 +205,8 @@ def _table_of(setting: Setting, value: Any, where: str) -> Any:
 
 
 def _has_text(cls: Any, name: str) -> bool:
-    """Whether a table called `name` may be written as one value: that of the field of its name, or of one that must be
-    given, or a text of its own."""
+    """Whether a table called `name` may be written as one value: of a field of the same name, of a field that must be
+    given, or by a `table_of` of its own."""
     main = _main(cls)
     if main in _needed(cls):
         return True
@@ -351,7 +351,7 @@ def changed(value: T, **settings: Any) -> T:
 
 
 def _scalar(value: Any) -> Any:
-    """What NumPy's scalar holds; no number of theirs is one of JSON's."""
+    """Returns the Python value of a NumPy scalar, which JSON does not know; any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
@@ -410,8 +410,8 @@ def plain(value: Any) -> Any:
 
 
 def plain_name(value: Any) -> Any:
-    """How a record writes an object that msgspec does not know: a path as its text, NumPy's scalar as what it holds, a
-    function or class as its place, another one as that of its class."""
+    """Writes an object that msgspec does not know: a path as text, a NumPy scalar as its value, a function or class as
+    its import path, any other object as that of its class."""
     if getattr(value, "ndim", None) == 0:
         return value.item()
     if isinstance(value, Path | TomlNone):

@@ -43,7 +43,7 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a name that is given twice Python takes the last value, and other readers the first."""
+    """Raises for a name that is given twice: Python takes the last value, and other readers the first."""
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]

@@ -78,7 +78,7 @@ _NUMBERS = re.compile(r"[-+.,%\[\]\d*†\s]*(?:[eE][-+]?\d+)?")
 
 
 def csv_text(rows: Iterable[Sequence[str]]) -> str:
-    """Rows as CSV. What is no number is a text in every spreadsheet, and never a formula."""
+    """Rows as CSV. Spreadsheets read every cell that is not a number as text, never as a formula."""
     page = StringIO()
     visible_rows = ([visible(cell) for cell in row] for row in rows)
     cells = ([cell if _NUMBERS.fullmatch(cell) else _FORMULA.sub("'", cell) for cell in row] for row in visible_rows)

@@ -108,7 +108,8 @@ class Tool:
         return {"type": "object", "properties": properties, "required": required}
 
     def fitted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`arguments` in the order of their descriptions and in their types; what is not valid stays, behind them."""
+        """`arguments` in the order and the types of their descriptions. Invalid ones stay unchanged, behind the
+        others."""
         values: dict[str, Any] = {}
         for argument in self.arguments:
             value = arguments.get(argument.name)
@@ -122,7 +123,7 @@ class Tool:
         return values | {name: value for name, value in arguments.items() if name not in described}
 
     def refuse(self, arguments: Mapping[str, Any]) -> str | None:
-        """Why these `fitted` arguments are not valid, as a clause for the agent; None if they are."""
+        """Says why these `fitted` arguments are not valid, as a clause for the agent; None if they are."""
         names = [argument.name for argument in self.arguments]
         for name in arguments:
             if name not in names:
@@ -215,7 +216,7 @@ class ToolSpec:
         return action.strip()
 
     def refuse(self, action: str) -> str | None:
-        """Why an action can never be played, as a clause for the agent; None: any text is an action."""
+        """Says why an action can never be played, as a clause for the agent; None, because any text is an action."""
         return None
 
 
@@ -258,8 +259,8 @@ class ToolSet:
         return [tool.schema() for tool in self.tools]
 
     def called(self, name: str, arguments: Any) -> str:
-        """The action that a call is, valid or not: `refuse` judges it. Raises ValueError, with a clause for the agent,
-        for arguments that are no object."""
+        """The action that a call stands for, valid or not (`refuse` judges it). Raises ValueError, with a clause for
+        the agent, if the arguments are not an object."""
         arguments = _opened(arguments)
         if not isinstance(arguments, dict):
             raise ValueError(f"the arguments of a call are an object: {_FORM}")
@@ -286,7 +287,7 @@ class ToolSet:
             return action.strip()
 
     def refuse(self, action: str) -> str | None:
-        """Why a canonical action can never be played, as a clause for the agent; None if it is a valid call."""
+        """Says why a canonical action can never be played, as a clause for the agent; None if it is a valid call."""
         try:
             name, arguments = _read_call(action)
         except ValueError as error:
@@ -309,7 +310,8 @@ def tool_call(name: str, /, **arguments: Any) -> str:
 
 
 def _read_call(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, arguments) in the JSON of a call. Raises ValueError, with a clause for the agent, if it is none."""
+    """Reads (name, arguments) from the JSON of a call. Raises ValueError, with a clause for the agent, for anything
+    else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -322,8 +324,8 @@ def _read_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _opened(arguments: Any) -> Any:
-    """The arguments of a call, maybe out of a string of JSON; none are none, however that is written. Raises
-    ValueError, with a clause, for other strings."""
+    """The arguments of a call, which may be a string of JSON; {} for every spelling of no arguments. Raises ValueError,
+    with a clause, for other strings."""
     try:
         opened = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
         return {} if opened is None else opened

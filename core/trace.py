@@ -158,7 +158,8 @@ class _Teacher(msgspec.Struct):
 
 
 def plain_value(value: Any) -> Any:
-    """What JSON has for a value that it does not know. Raises TypeError for those of an environment's `meta`."""
+    """The JSON value that stands for an object that JSON does not know. Raises TypeError for objects in an
+    environment's `meta`."""
     if isinstance(value, TopK):
         tail = {} if value.tail is None else {"tail": value.tail}
         return {"k": value.ids.shape[1], "ids": value.ids.ravel(), "logp": value.logp.ravel(), **tail}
@@ -310,7 +311,7 @@ def holds_episodes(path: str | Path) -> bool:
 
 
 def digits_of(spec: Mapping[str, Any]) -> str:
-    """How episodes name the settings with which they are played: the first digits of their hash."""
+    """The first digits of a hash of settings, by which episodes name the settings they were played with."""
     return content_hash(spec)[:DIGITS]
 
 

@@ -40,7 +40,7 @@ def user_path(text: str | os.PathLike[str]) -> Path:
 
 
 def named_path(text: str) -> tuple[str, Path]:
-    """What `NAME=PATH` or `PATH` names; the name is "" where none is given.
+    """Splits `NAME=PATH` or `PATH` into name and path; the name is "" if none is given.
 
     A path that is there is taken for one, whatever it holds; then the longest one behind a `=` that is there.
     """
@@ -170,7 +170,7 @@ def json_of(text: str | bytes) -> Any:
 
 
 def text_problem(value: str) -> str | None:
-    """Why `value` is no text that can be written to a file; None where it is one."""
+    """Says why `value` is not a text that can be written to a file; None if it is."""
     if value.isascii():
         return None
     try:

@@ -1,12 +1,12 @@
 """The public names of `turngym.envs`; `__init__.py` imports them when they are first used."""
 
-from .action_channels import Channel as Channel
-from .action_channels import make_channel as make_channel
 from .base import Outcome as Outcome
 from .base import Player as Player
 from .base import ResetNeeded as ResetNeeded
 from .base import TextEnv as TextEnv
 from .base import require_shape as require_shape
+from .channels import Channel as Channel
+from .channels import make_channel as make_channel
 from .guard import ActionGuard as ActionGuard
 from .guard import OnInvalid as OnInvalid
 from .guard import guard_of as guard_of

@@ -32,7 +32,7 @@ from turngym.core.plugin_values import (
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools, ToolSpec
-from turngym.envs.action_channels import Channel
+from turngym.envs.channels import Channel
 from turngym.envs.lookalikes import alike, shown
 from turngym.envs.spaces import UnicodeText, printable
 
@@ -199,8 +199,8 @@ class TextEnv(gym.Env[str, str], ABC):
 
     @property
     def scoring(self) -> dict[str, str]:
-        """What scores depend on besides the task, for the identity of results: `scored_with`, a name with its version,
-        and `approximate` where they are only about the benchmark's, which says why and what makes them exact."""
+        """The facts besides the task on which scores depend: `scored_with`, a name with its version, and, if scores
+        only approximate the benchmark's, `approximate`, which says why and what would make them exact."""
         return {}
 
     def admissible(self) -> tuple[str, ...] | None:
@@ -208,14 +208,14 @@ class TextEnv(gym.Env[str, str], ABC):
         return None
 
     def check(self, action: str) -> str | None:
-        """Why a canonical action is not possible now, as a clause for the agent; None if it is possible."""
+        """Says why a canonical action is not possible now, as a clause for the agent; None if it is possible."""
         admissible = self.admissible()
         if admissible is None or action in admissible:
             return None
         return f"{quote(action)} is not possible now"
 
     def suggestion(self, action: str) -> str | None:
-        """The possible action that is most like one that is not; None if none is near."""
+        """The possible action that is most like an impossible one; None if none is near."""
         possible = self.admissible() or ()
         near = alike(action, possible) or nearest(action, possible)
         return near[0] if near else None

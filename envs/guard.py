@@ -16,8 +16,8 @@ from turngym.core.plugin_values import checked_number, checked_text
 from turngym.core.redaction import brief, said_by
 from turngym.core.task import MAX_TURNS, Task, Verdict
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel, Parsed, make_channel
 from turngym.envs.base import ResetNeeded, TextEnv, check_snapshot, quote, tasks_of
+from turngym.envs.channels import Channel, Parsed, make_channel
 from turngym.envs.lenient_reading import Reading, read_action, refusal
 from turngym.envs.lookalikes import alike
 from turngym.envs.spaces import printable
@@ -259,7 +259,7 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def limit_of_turns(max_turns: object) -> int | None:
-    """Returns `max_turns`, a number of at least 1 or None. Raises TurngymError otherwise."""
+    """Returns `max_turns` if it is None or a whole number of at least 1. Raises TurngymError for anything else."""
     return None if max_turns is None else checked_int("max_turns", max_turns, 1, none="no limit")
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Literal, Protocol
 
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel, Parsed, TextChannel, ToolChannel, tagged
+from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.lookalikes import LONGEST_COMPARED, alike, plain
 from turngym.envs.spaces import printable
@@ -48,7 +48,7 @@ class ActionRules(Protocol):
 
 
 def refusal(env: ActionRules, action: str) -> str | None:
-    """Why a canonical action is not possible now, as a clause for the agent; None if it is."""
+    """Says why a canonical action is not possible now, as a clause for the agent; None if it is possible."""
     return env.tool.refuse(action) or env.check(action)
 
 
@@ -82,7 +82,7 @@ def read_action(response: str, channel: Channel | None, env: ActionRules, readin
 
 
 def possible(env: ActionRules, action: str) -> str | None:
-    """The possible action that `action` is if letter case does not count; None if there is none."""
+    """The possible action that equals `action` but for letter case; None if there is none."""
     canonical = env.canonical(action)
     if _fits(env, action):
         return canonical
@@ -95,7 +95,7 @@ def possible(env: ActionRules, action: str) -> str | None:
 
 
 def _looks_possible(env: ActionRules, action: str) -> str | None:
-    """The possible action that `action` is to a reader; None if there is none, or more than one."""
+    """The one possible action that looks like `action` to a reader; None if there is none, or more than one."""
     if (meant := possible(env, action)) is not None:
         return meant
     if same := alike(action, env.admissible() or ()):

@@ -28,8 +28,8 @@ _INSIDE = re.compile(r"(?<=[\[(<{]) | (?=[\])>}])")
 
 
 def plain(text: str) -> str:
-    """What is left of `text` for a reader: compatibility forms composed (NFKC), hyphens as typed, invisible characters
-    dropped, runs of white space one blank (none at the ends and inside of brackets), letter case folded."""
+    """`text` as a reader sees it: compatibility forms composed (NFKC), hyphens as typed, invisible characters dropped,
+    runs of white space one blank (none at the ends and inside of brackets), letter case folded."""
     if text.isascii():
         text = text.translate(_CONTROLS).casefold()
     else:

@@ -93,7 +93,7 @@ def make_panel(name: str, version: int, env_id: str, make_kwargs: Mapping[str, A
 
 
 def _check_fields(name: str, env_id: str, make_kwargs: Mapping[str, Any], tasks: Iterable[Task]) -> None:
-    """Raises PanelError for what is no part of a task, or what a manifest could not hold."""
+    """Raises PanelError for values that are not a task's, or that a manifest cannot hold."""
     for argument in (*NOT_GIVEN, "channel"):
         if argument in make_kwargs:
             raise PanelError(f"panel {name}: make_kwargs has {argument}, which is no part of a task")
@@ -256,7 +256,7 @@ def _manifest(name: str) -> tuple[str, Path | None]:
 
 
 def _servers(make_kwargs: Mapping[str, Any]) -> list[str]:
-    """The arguments that say who is asked while a game is played: what searches, and every address."""
+    """The arguments that name a server to be asked during play: the retriever, and every address."""
     return [name for name, value in make_kwargs.items() if name in SEARCHES or "://" in json.dumps(value)]
 
 

@@ -24,8 +24,8 @@ from turngym.core.errors import TurngymError, did_you_mean
 from turngym.core.named_module import import_named
 from turngym.core.redaction import brief, said_by
 from turngym.core.task import MAX_TURNS, plain_id
-from turngym.envs.action_channels import Channel
 from turngym.envs.base import TextEnv
+from turngym.envs.channels import Channel
 from turngym.envs.guard import ActionGuard, OnInvalid, limit_of_turns
 from turngym.envs.lenient_reading import Reading
 from turngym.envs.vector import TextVectorEnv
@@ -72,7 +72,7 @@ def make_env(
     tool_argument: str | None = None,
     **options: Any,
 ) -> ActionGuard:
-    """Makes one environment inside its guard; what is not said here is an argument of `ActionGuard`.
+    """Makes one environment inside its guard. Arguments that are not described here are those of `ActionGuard`.
 
     Args:
         env_class: the class, or its place (`my_package.guess:GuessEnv`).
@@ -185,8 +185,8 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def default_arguments(env_id: str) -> dict[str, Any]:
-    """What `gym.make` does where nothing is given: every argument with its default, as far as it is of a type that JSON
-    has. How agents write (`channel`), where data lie and how episodes are shown is no part of what is played.
+    """The defaults of `gym.make`: every argument that has a type of JSON. Left out are the channel, the folder of data
+    and the render mode, which are no part of the game.
 
     Raises TurngymError for an unknown id.
     """
@@ -284,7 +284,7 @@ def registered_class(env_id: str) -> type[TextEnv]:
 
 
 def own_registrations() -> dict[str, Any]:
-    """What this process has registered beyond Gymnasium's environments and ours, by id.
+    """The registrations of this process, by id, beyond those of Gymnasium and of this package.
 
     Another process may not have run the script, or imported the module, that registered them.
     """

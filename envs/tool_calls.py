@@ -275,7 +275,7 @@ class Bare(Untyped):
 
     @property
     def typed(self) -> Any:
-        """What a chat template is given for it, so that it writes it as it was."""
+        """The value for a chat template, which writes it in the same way as the model wrote it."""
         parsed = read_json(self)
         return str(self) if parsed is None or parsed[1] < len(self) else parsed[0]
 
@@ -691,7 +691,7 @@ _SPACE = re.compile(r"\s*+")
 
 
 def _after_space(text: str, start: int) -> int:
-    """The position of the first character from `start` on that is no white space."""
+    """The position of the first character from `start` on that is not white space."""
     match = _SPACE.match(text, start)
     # the pattern matches nothing at all, too
     assert match is not None

@@ -60,7 +60,7 @@ class Visitors(Generic[V]):
         return len(self._open)
 
     def get(self, name: str) -> V | None:
-        """The value of a visitor, now the most recent one; None if there is none or it was idle too long."""
+        """A visitor's value, marked as the most recent one; None if there is none or it was idle for too long."""
         gone, now = [], self._clock()
         with self._lock:
             while self._open and now - next(iter(self._open.values()))[1] > self._idle:
@@ -80,7 +80,7 @@ class Visitors(Generic[V]):
         self._end(gone if before is None else [before[0], *gone])
 
     def enter(self, name: str, make: Callable[[], V]) -> V:
-        """The visitor's value, made if there is none. Of too many visitors the one away longest is dropped."""
+        """A visitor's value, made if there is none. If there are too many visitors, the one away longest is dropped."""
         if (found := self.get(name)) is not None:
             return found
         # made without the lock; another request of the same browser may still be first, and what it made stays

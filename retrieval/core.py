@@ -82,7 +82,7 @@ class Encoder(Protocol):
 
 
 def vector_size(encoder: Encoder) -> int:
-    """`dim` of an encoder of any package. Raises RetrievalError for what is no whole number from 1."""
+    """The `dim` of an encoder. Raises RetrievalError unless it is a whole number of at least 1."""
     # NumPy's whole numbers too
     if isinstance(encoder.dim, bool) or not isinstance(encoder.dim, Integral) or encoder.dim < 1:
         raise RetrievalError(f"the encoder's dim is {brief(encoder.dim, 80)}; it must be a whole number from 1")
@@ -90,22 +90,22 @@ def vector_size(encoder: Encoder) -> int:
 
 
 def query_vectors(encoder: Encoder, texts: Sequence[str]) -> NDArray[np.float32]:
-    """What an encoder of any package makes of `texts` (`checked_vectors`). Raises RetrieverUnavailable where it fails,
-    too."""
+    """Encodes `texts` as queries with any package's encoder, and checks the result (`checked_vectors`). Raises
+    RetrieverUnavailable if it fails."""
     with failures_of("the encoder", encoder, RetrieverUnavailable):
         vectors = encoder.encode_queries(texts)
     return checked_vectors(vectors, len(texts), vector_size(encoder))
 
 
 def passage_vectors(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np.float32]:
-    """`query_vectors` of passages."""
+    """Encodes passages as `query_vectors` does queries."""
     with failures_of("the encoder", encoder, RetrieverUnavailable):
         vectors = encoder.encode_passages(passages)
     return checked_vectors(vectors, len(passages), vector_size(encoder))
 
 
 def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
-    """What an encoder of any package gave for `texts` texts, as contiguous float32 `[texts, dim]`.
+    """Checks an encoder's vectors of `texts` texts, and returns them as contiguous float32 `[texts, dim]`.
 
     Raises RetrieverUnavailable for another shape, other types than numbers, and values that are not finite: a search
     with them finds nothing, or anything.
@@ -130,7 +130,7 @@ def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
 
 
 def searched(retriever: Retriever, queries: Sequence[str], k: int) -> list[tuple[Hit, ...]]:
-    """What a retriever of any package finds for each query.
+    """The hits of any package's retriever for each query, checked.
 
     Raises RetrieverUnavailable for another number of answers, and where `checked_hits` refuses one.
     """
@@ -139,7 +139,7 @@ def searched(retriever: Retriever, queries: Sequence[str], k: int) -> list[tuple
 
 
 def checked_hits(found: object, most: int) -> tuple[Hit, ...]:
-    """What a retriever or reranker of any package found for one query.
+    """The hits of any package's retriever or reranker for one query, checked.
 
     Raises RetrieverUnavailable for anything but at most `most` hits, for passages that are no text, and for a score
     that is not finite.
@@ -158,7 +158,7 @@ def checked_hits(found: object, most: int) -> tuple[Hit, ...]:
 
 
 def checked_passage(passage: Passage, what: str, error: Refusal = RetrievalError) -> Passage:
-    """`passage` itself. Raises `error` for one that is none, or has a field that is no text."""
+    """Returns `passage`. Raises `error` if it is not a Passage, or one of its fields is not a text."""
     if not isinstance(passage, Passage):
         raise error(f"{what} is {brief(passage, 80)}; it must be a Passage")
     for name in ("id", "title", "text"):
@@ -167,8 +167,8 @@ def checked_passage(passage: Passage, what: str, error: Refusal = RetrievalError
 
 
 def check_request(queries: Sequence[str], k: int) -> None:
-    """Raises RetrievalError for one string in place of a sequence of them, for what is no string, and for a k that is
-    no whole number from 1."""
+    """Raises RetrievalError if `queries` is one string, or holds anything but strings, or k is not a whole number of at
+    least 1."""
     if isinstance(queries, str):
         raise RetrievalError(f"queries is the string {excerpt(queries, 40)!r}; give a sequence of strings")
     for query in queries:

@@ -186,8 +186,9 @@ class DenseRetriever:
         fetched: NDArray[np.float32],
         wanted: int,
     ) -> None:
-        """Replaces `scores` and `rows` [n, fetched] of queries where a row that faiss has left out may be among the
-        best `wanted`: its worst row's score, `fetched` [n], is no further from the last wanted one's than rounding."""
+        """Searches again, by range, where rows that faiss left out may tie with the best `wanted`, and replaces those
+        `scores` and `rows` [n, fetched]. They may if the worst fetched score, `fetched` [n], is within rounding of the
+        last wanted one."""
         least = -np.partition(-scores, wanted - 1, axis=1)[:, wanted - 1]
         stored = stored_vectors(self._index)
         for row in np.flatnonzero(rows[:, 0] >= 0):

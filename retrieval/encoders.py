@@ -92,7 +92,7 @@ def recorded_encoder(name: str) -> Callable[[str], Encoder]:
 
 
 def recorded_model(name: str) -> str:
-    """The model that the manifest of an index names: a folder on this machine. A hub is asked by nobody but a user.
+    """The model that an index's manifest names, as a folder on this machine. Only users, never files, cause a download.
 
     Raises RetrievalError for any other name.
     """
@@ -381,7 +381,9 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
     folder = model_folder(model_files(model))
     if not (folder / MODULES).is_file():
         return named
-    kinds = re.findall(r'"type": "[\w.]*?(\w+)"', json.dumps(json_file(folder / MODULES, RetrievalError)))
+    modules = json_file(folder / MODULES, RetrievalError)
+    entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
+    kinds = [str(entry.get("type")).rpartition(".")[2] for entry in entries]
     declared = json_object(folder / POOLING, RetrievalError) if "Pooling" in kinds else {}
     on = [name.split("_")[2] for name, value in declared.items() if value is True and name.startswith("pooling_mode_")]
     pooling: Any = declared.get("pooling_mode") or "+".join(on)

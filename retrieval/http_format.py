@@ -157,12 +157,12 @@ def normalize(query: str) -> str:
 
 
 def request_body(queries: Sequence[str], k: int) -> bytes:
-    """What a client sends. It always asks for scores, because the original server answers wrongly without them."""
+    """The body of a request. It always asks for scores, because the original server answers wrongly without them."""
     return json.dumps({"queries": list(queries), "topk": k, "return_scores": True}).encode()
 
 
 def reply_body(found: Sequence[Sequence[Hit]], scores: bool) -> bytes:
-    """What a server answers, with the original's order of keys. Raises ValueError for a score that is not finite."""
+    """The body of an answer, with the original's order of keys. Raises ValueError for a score that is not finite."""
 
     def entry(hit: Hit) -> dict[str, Any]:
         document = {"id": hit.passage.id, "contents": hit.passage.contents}

@@ -54,7 +54,8 @@ class Breaker:
         self._retry_at = 0.0
 
     def refusal(self) -> str | None:
-        """Why the server should not be asked now; None if it may be. A caller that asks must report the outcome."""
+        """Says why the server should not be asked now; None if it may be. A caller that asks must report the
+        outcome."""
         with self._lock:
             if self._failed < self._limit:
                 return None

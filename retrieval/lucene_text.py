@@ -170,7 +170,7 @@ _JOINS_DIGITS = "FE10 FE14"
 
 @cache
 def word_pattern() -> Any:
-    """The compiled grammar. A match is one word or, in the group `junk`, something that is no word.
+    """The compiled grammar. A match is one word or, in the group `junk`, text between words.
 
     Every repeat is possessive, so that no text makes matching slow.
     """
@@ -196,7 +196,7 @@ def emoji_pattern() -> Any:
 
 @cache
 def later_pattern() -> Any:
-    """Matches characters that are no parts of words in Lucene's Unicode."""
+    """Matches characters that were not yet part of words in Lucene's version of Unicode."""
     import regex
 
     return regex.compile(f"[{_ranges(_LATER)}]")

@@ -182,7 +182,7 @@ class RetrievalService:
             raise RetrieverUnavailable(f"the retriever failed: {type(error).__name__}: {error}") from error
 
     def health(self) -> dict[str, Any]:
-        """What is served, and the `status`: ok, stopping, or stuck (a search has run for longer than the deadline)."""
+        """What is served, and the `status`: ok, stopping, or stuck (a search takes longer than the deadline)."""
         busy = self._batcher.load()[1]
         status = "stopping" if self.stopping else "stuck" if busy > self.settings.deadline else "ok"
         return {

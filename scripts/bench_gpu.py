@@ -266,7 +266,7 @@ def measure(bench: GpuBench) -> StepFigures:
 
 
 def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
-    """What `work` returns, its seconds and its peak of memory."""
+    """Calls `work`; returns its result, its seconds and its peak of memory."""
     import torch
 
     if not bench.on_cpu:
@@ -351,7 +351,7 @@ def checks(found: StepFigures, bench: GpuBench, plan: CostEstimate | None) -> li
 
 
 def planned(bench: GpuBench) -> CostEstimate:
-    """What `turngym plan` says of a step of these sizes."""
+    """The estimate of `turngym plan` for a step of these sizes."""
     work = StepWorkload(
         episodes=bench.episodes,
         turns=bench.turns,

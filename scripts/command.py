@@ -18,7 +18,7 @@ THREADS_WAIT = 5.0
 
 
 def command() -> NoReturn:
-    """`main` as a process of its own, which ends with it whatever threads others have left."""
+    """Runs `main` as a process, which ends with it even if threads of other libraries still run."""
     with ending_at_once("turngym: stopped\n"):
         from turngym.core.redaction import redacted
         from turngym.scripts.main import main

@@ -23,7 +23,7 @@ from turngym.core.redaction import redacted
 from turngym.core.setting import Positional
 from turngym.core.spec import Spec
 from turngym.core.tables import table_text
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.scripts.options import read_options
 
 

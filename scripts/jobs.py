@@ -213,8 +213,8 @@ class Runner:
 
 
 def check_command(job: RunJob) -> None:
-    """Raises TurngymError if the run in the job's folder was started with other options; where the folder lay then
-    does not count."""
+    """Raises TurngymError if the run in the job's folder was started with other options. The folder may have been moved
+    since."""
     path = job.folder / "command.txt"
     if not path.exists():
         return
@@ -229,7 +229,7 @@ def check_command(job: RunJob) -> None:
 
 
 def _without_place(command: str) -> list[str]:
-    """The words of a command; those that lie in the folder of its cells are written from there."""
+    """The words of a command. Paths in the folder of its cells are written relative to it."""
     words = shlex.split(command)
     if "--out" not in words[:-1]:
         return words

@@ -162,7 +162,8 @@ def open_closed_streams() -> None:
 
 
 def write_any_path() -> None:
-    """Lets standard output take paths that are no UTF-8, as the bytes that they are, and what its encoding lacks."""
+    """Lets standard output write any path, bytes that are not UTF-8 included, and characters that its encoding
+    lacks."""
 
     def bytes_of(error: UnicodeError) -> tuple[str | bytes, int]:
         assert isinstance(error, UnicodeEncodeError)
@@ -236,7 +237,8 @@ FORCING = ("FORCE_COLOR", "TTY_COMPATIBLE")
 
 @contextlib.contextmanager
 def plain_terminal() -> Iterator[None]:
-    """Inside, standard output and error are `Terminal`s, and no library is asked for colors where none is."""
+    """Makes standard output and error `Terminal`s inside this context, and turns colors off where there is no
+    terminal."""
     before = sys.stdout, sys.stderr
     forcing = {name: os.environ.pop(name) for name in FORCING if name in os.environ}
     sys.stdout, sys.stderr = Terminal(sys.stdout), Terminal(sys.stderr, needed=False)  # type: ignore[assignment]

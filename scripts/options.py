@@ -277,7 +277,7 @@ class Verb(Generic[T]):
 
 
 def _rows(left: str, right: str) -> str:
-    """A name, and beside it what is said of it in as many rows as it takes; on a narrow terminal below it."""
+    """A name with its description beside it, or below it on a narrow terminal."""
     start, left = LEFT if width() >= 2 * LEFT else 6, f"  {left}".rstrip()
     rows = textwrap.wrap(right, width() - start) or [""]
     first = f"{left:<{start}}{rows.pop(0)}" if len(left) < start else left

@@ -85,7 +85,7 @@ def _models(options: PlanOptions) -> tuple[ModelShape, ModelShape | None]:
 
 
 def _estimates(options: PlanOptions) -> dict[int, CostEstimate]:
-    """What a step costs, by number of GPUs."""
+    """The cost of a step, by number of GPUs."""
     models, chip = _models(options), chip_named(options.chip)
     return {gpus: estimate(*models, chip, gpus, options.work) for gpus in options.gpus}
 
@@ -202,8 +202,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
-    """What the settings of a training run, read as `turngym train` does, ask for: what it plays, the models that it
-    holds and how it updates. Observations are as planned by default, and responses where nothing says their length."""
+    """The plan's options for a training run whose settings are read as `turngym train` does. Lengths of observations
+    and responses keep their defaults if the settings do not say them."""
     resolved = _run_config(table, where)
     config, given = resolved.spec, flat(resolved.asked or {})
     algorithm, run, play, evaluation = build_algorithm(config), config.run, config.play, config.evaluation
@@ -251,7 +251,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
 
 
 def notes_of_run(table: Mapping[str, Any], where: str = "options") -> list[str]:
-    """What a run does that is in no column: its learning rate and updates, and what is not counted."""
+    """Sentences about a run that no column shows: its learning rate and updates, and what is not counted."""
     resolved = _run_config(table, where)
     config = resolved.spec
     algorithm, adapters = build_algorithm(config), config.lora is not None

@@ -114,8 +114,8 @@ def sections(
 
 
 def _by_panel(methods: Sequence[Method], name: str, make: Callable[[Sequence[Method]], Table | None]) -> list[Part]:
-    """The table of each panel's methods, under the panel's name where there are several; what was not evaluated has one
-    of its own."""
+    """A table per panel, under the panel's name if there are several. Methods that were not evaluated have one of their
+    own."""
     groups = panels_of(methods)
     apart = [method for method in methods if not any(method in group for group in groups)]
     if len(groups) < 2:

@@ -196,7 +196,7 @@ def _named(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_of_run(path: Path) -> str:
-    """What a run in a folder, or a trace, is called where nobody named it."""
+    """The name of a run in a folder, or of a trace, if nobody named it."""
     folder = path.absolute()
     if folder.name in ("trace.jsonl", "eval"):
         return folder.parent.name or str(folder)
@@ -263,14 +263,14 @@ def unlike(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _differs(name: str, runs: Sequence[Run], every: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether runs differ in a setting. One of training is none of evaluations, which cannot differ in it."""
+    """Whether runs differ in a setting. Settings of training are compared among trainings alone."""
     kinds = {run.training is None for run, settings in zip(runs, every, strict=True) if name in settings}
     values = [settings.get(name) for run, settings in zip(runs, every, strict=True) if (run.training is None) in kinds]
     return any(value != values[0] for value in values)
 
 
 def _other_method(first: Run, run: Run) -> tuple[str, Any, Any] | None:
-    """The first setting in which two runs differ that are no seeds of one method, with both values."""
+    """The first setting, with both values, by which two runs cannot be seeds of one method."""
     for name, (first_value, second_value) in unlike([first, run]).items():
         # the model that a seed was trained to is its own
         if name != "weights" or first.training is not None:
@@ -312,7 +312,7 @@ def methods_of(specs: Sequence[str]) -> list[Method]:
 
 
 def _alike(groups: Mapping[str, list[Run]]) -> list[tuple[str, list[Run]]]:
-    """The groups with their names; those of one training run each, which differ in their seed alone, are one."""
+    """The groups with their names. Training runs that differ in their seed alone become one group."""
     merged_groups: list[list[Run]] = []
     for group in groups.values():
         run = group[0]
@@ -477,7 +477,7 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
 
 
 def trace_curves_of(method: Method) -> TraceCurves | None:
-    """What the episodes of a method's runs say by turn, read once more; None without a trace."""
+    """Curves by turn of a method's episodes, which are read once more; None without a trace."""
     from turngym.trainers.diagnostics.trace_curves import trace_curves
 
     paths = [run.trace for run in method.runs if run.trace is not None]
@@ -487,5 +487,5 @@ def trace_curves_of(method: Method) -> TraceCurves | None:
 
 
 def _weights(run: Run) -> str:
-    """Which model played; "" where none is known."""
+    """The model that played; "" if it is not known."""
     return "" if run.spec is None else str(getattr(run.spec.agent, "weights", ""))

@@ -112,7 +112,7 @@ def number(value: Any) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Writes what people read. Names and paths may have bytes that are no UTF-8; they are shown as `\\udcff`."""
+    """Writes a page for people. Bytes of names and paths that are not UTF-8 are shown as `\\udcff`."""
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

@@ -99,8 +99,8 @@ class Paired:
 
     @property
     def clearest(self) -> tuple[Compared, Difference] | None:
-        """Of what was trained side by side (else of what was trained, else of all) the comparison that owes least to
-        chance; the first where none is off zero."""
+        """The comparison that owes least to chance, among methods trained side by side if there are any, else among
+        trained ones, else among all. If none is off zero, the first."""
 
         def doubt(item: tuple[Compared, Difference]) -> tuple[int, bool, float]:
             row, difference = item

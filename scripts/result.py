@@ -152,7 +152,7 @@ def check(options: Check) -> int:
 
 
 def _otherwise(result: PackedResult) -> str:
-    """What a table will say besides the numbers."""
+    """The notes that a table will print besides the numbers."""
     apart, deviating = deviations(result.spec)
     errors = sum(episode.status.is_error for episode in result.episodes)
     lines = [*(f"no result of its panel: {text}" for text in apart), *deviating]

@@ -125,7 +125,7 @@ class Group:
         return no_seeds({name: (self.results[name].spec, responses_of(self.results[name].episodes)) for name in names})
 
     def lines(self) -> list[str]:
-        """What is said below the table of all results."""
+        """The notes below the table of all results."""
         alone = [f"{method}: not one method over training seeds: {why}" for method, why in self.apart().items()]
         return [*alone, *self.originals()]
 
@@ -222,7 +222,8 @@ class Group:
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))
 
     def parts(self, p: bool = False) -> Table | None:
-        """What each difference rests on: seeds and tasks of both, and the standard error by each, in points."""
+        """The table of what each difference rests on: seeds and tasks of both, and the standard error by each, in
+        points."""
         clusters = any(difference.task.cluster for result in self.results.values() for difference in result.episodes)
         rows = []
         for (first, second), difference in self.compared()[0].items():
@@ -240,7 +241,7 @@ class Group:
         return table_of(rows) if rows else None
 
     def blocks(self, p: bool) -> Iterator[tuple[str, Table, list[str]]]:
-        """What a page shows of it: headings, the tables below them, and what is said below these."""
+        """The blocks of a page: headings, the tables below them, and their notes."""
         methods = self.by_method()
         if methods is not None:
             yield OVER_SEEDS, methods, []
@@ -291,7 +292,7 @@ def read_folder(folder: Path, left_out: list[str] | None = None) -> dict[str, Pa
 
 
 def _read(path: Path) -> PackedResult:
-    """A packed result whose numbers are those of its episodes; who ended in an error has lost.
+    """A packed result whose numbers are recomputed from its episodes. Episodes that ended in an error count as lost.
 
     Raises TurngymError where file and episodes contradict each other.
     """

@@ -214,7 +214,7 @@ class TraceIndex:
         return places[::-1] if query.descending else places
 
     def row(self, place: int) -> list[Any]:
-        """What the list shows: place, task, sample, category, status, outcome, turns, return, invalid turns."""
+        """A row of the list: place, task, sample, category, status, outcome, turns, return, invalid turns."""
         outcome = self.outcomes[place]
         head = [
             place,

@@ -24,7 +24,7 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import read
 from turngym.core.trace import read_specs
 from turngym.core.user_files import user_path
-from turngym.envs.action_channels import split_thought
+from turngym.envs.channels import split_thought
 from turngym.envs.guard import listed
 
 Decode = Callable[[Sequence[int]], str]

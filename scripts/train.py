@@ -128,7 +128,7 @@ def _verb(algorithm: str) -> Verb[TrainConfig]:
 
 
 def _algorithm(words: Sequence[str], written: str) -> tuple[str, list[str]]:
-    """The algorithm, `written` in a file unless the words name one ("" if none is named), and the other words."""
+    """The algorithm that the words name, else the one `written` in a file ("" without any), and the other words."""
     others, named = pop_option(words, ALGORITHM)
     if others and not others[0].startswith("-"):
         if named is not None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SMOKE = frozenset(
     {
         *("core/test_spec.py", "core/test_whole_files.py"),
-        *("envs/test_guard.py", "envs/test_action_channels.py", "envs/test_lenient_reading.py", "envs/test_panels.py"),
+        *("envs/test_guard.py", "envs/test_channels.py", "envs/test_lenient_reading.py", "envs/test_panels.py"),
         *("envs/test_text_env.py", "agents/test_scores.py", "agents/test_rollout.py"),
         *("trainers/test_batch.py", "trainers/test_returns.py", "trainers/test_group_advantages.py"),
         *("trainers/test_policy_gradient.py", "trainers/test_reverse_kl.py", "trainers/test_token_weights.py"),

@@ -220,7 +220,7 @@ def pack(episodes: Sequence[Episode], *, origins: Sequence[Origin] = ("policy",)
 
 
 def was_refused(turn: Turn) -> bool:
-    """Whether the environment refused what a demonstrator did: such a turn is no example to imitate."""
+    """Whether the environment refused a demonstrator's action. Such a turn is not imitated."""
     return turn.origin == "demonstration" and not turn.verdict.valid
 
 

@@ -70,7 +70,8 @@ def built(spec: AlgorithmSpec, config: Any, context: BuildContext) -> Algorithm:
 
 
 def checked_targets(targets: Any, tokens: int, algorithm: str) -> Targets:
-    """What a target function returned. Raises SettingsError where a column of it is no array of so many `tokens`."""
+    """Checks a target function's result. Raises SettingsError unless every column is an array with a number for each of
+    `tokens`."""
     if not isinstance(targets, Targets):
         raise SettingsError(f"algorithm {algorithm}: its target_fn returned {type(targets).__name__}; valid: Targets")
     columns = {item.name: getattr(targets, item.name) for item in fields(targets) if item.name.endswith(("_N", "_NK"))}
@@ -130,8 +131,8 @@ def with_own_numbers(
 
 
 def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:
-    """What a weight gave for so many `tokens`. Raises SettingsError for another shape, for numbers that are not finite
-    or below 0, and for a sum that is not 1."""
+    """Checks a token weight's result for so many `tokens`. Raises SettingsError for another shape, for numbers below 0
+    or not finite, and for a sum other than 1."""
     if not isinstance(weight, np.ndarray) or weight.shape != (tokens,) or weight.dtype.kind != "f":
         shown_weight = (
             f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
@@ -151,8 +152,8 @@ OWN_NUMBERS = ("loss", "logp", "sampled_logp", "entropy")
 
 
 def checked_losses(losses: Any, tokens: int) -> TokenLosses:
-    """What a token loss gave for so many `tokens`. Raises SettingsError where a column is reduced or has another shape,
-    where the loss has no gradient, and for a diagnostic whose name is taken."""
+    """Checks a token loss's result for so many `tokens`. Raises SettingsError for a column that is reduced or has
+    another shape, for a loss without gradient, and for a diagnostic whose name is taken."""
     if not isinstance(losses, TokenLosses):
         raise SettingsError(f"the token loss gave {type(losses).__name__}; valid: TokenLosses")
     for name, column in {"loss_n": losses.loss_n, **losses.diagnostics}.items():

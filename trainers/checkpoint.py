@@ -93,8 +93,8 @@ def _checkpoint_errors(verb: str) -> Iterator[None]:
 
 
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What is written, by name: the tensors themselves, so that reading into them is loading. Before the first update
-    there are no moments, and asking torch for its optimizer state would take an update to make some."""
+    """The tensors to be written, by name; reading into them is loading. Before the first update AdamW has no moments,
+    and to make some would take an update."""
     named = trained(module)
     state: dict[str, Any] = {"weights": {name: parameter.detach() for name, parameter in named.items()}}
     if optimizer.state:
@@ -245,7 +245,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def resume_hint(run: Path) -> str:
-    """What helps after a failure: --resume only where there is something to resume."""
+    """Advice after a failure. It names --resume only if there is a checkpoint to go on from."""
     return f"Make room and {'continue with --resume' if list_checkpoints(run) else 'start the run again'}"
 
 

@@ -56,7 +56,7 @@ def of_run(spec: Mapping[str, Any], teacher: Scorer | None = None, preset: Prese
 
 
 def kept(folder: Path) -> dict[str, str]:
-    """What `of_all` was when the training run in `folder` began. Raises SettingsError without a config.toml."""
+    """The result of `of_all` when the training run in `folder` began. Raises SettingsError without a config.toml."""
     about = read_toml(folder / CONFIG_FILE, provenance=True).get(PROVENANCE, {})
     return dict(about.get(CONTENTS, {}))
 
@@ -117,7 +117,8 @@ def _module_of_algorithm(name: str) -> ModuleType | None:
 
 
 def _of_file(text: str) -> str | None:
-    """What is in the file, or the folder of skills, that `text` names; None for other texts and what comes along."""
+    """The content of the file, or folder of skills, that `text` names; None for other texts and for files of this
+    package."""
     named = text.removeprefix(SKILLS_PREFIX)
     # an empty text names nothing
     if "\0" in text or not named:

@@ -168,7 +168,7 @@ class ComparableGroups:
         return [episode for episode in episodes if self._counts(episode) and episode.group in groups]
 
     def row(self, episodes: Sequence[Episode]) -> dict[str, Any]:
-        """How many groups of a step are kept, and why the others go."""
+        """Counts of groups that are kept and left out in a step, by reason."""
         groups = [members for _, members in self._groups(episodes)]
         reasons = Counter(self._reason(members) for members in groups)
         same = [members for members in groups if self._reason(members) == "uniform"]
@@ -180,7 +180,7 @@ class ComparableGroups:
         return row
 
     def _reason(self, members: Sequence[Episode]) -> str | None:
-        """Why a group is left out; None where it is kept."""
+        """The reason to leave a group out; None to keep it."""
         alone = len(members) < 2
         if alone or (self.own and all(demonstrated(episode) for episode in members)):
             return "lost"

@@ -357,7 +357,8 @@ def _chunk(head: Head, work: HeadWork, hidden_n: Tensor, ids_nJ: Tensor) -> tupl
 
 
 def _precision(hidden_N: Tensor, weight: Tensor) -> torch.dtype | None:
-    """What both are multiplied in; None where they do not fit, which the product explains."""
+    """The dtype in which states and weight are multiplied; None if they do not fit, which the product's own error
+    explains."""
     device = hidden_N.device.type
     if torch.is_autocast_enabled(device) and torch.float64 not in (hidden_N.dtype, weight.dtype):
         return torch.get_autocast_dtype(device)

@@ -170,7 +170,7 @@ class LmLoss:
         return -float(sum(part.sum(dtype=np.float64) for part in logps)) / self._count(rows)
 
     def _count(self, rows: Sequence[NDArray[np.int32]]) -> int:
-        """What the sum over all tokens is divided by."""
+        """The divisor of the sum over all tokens."""
         return len(rows) if self._config.mean == "document" else sum(len(row) - 1 for row in rows)
 
     def _batches(self, rows: Sequence[NDArray[np.int32]], ranks: Ranks) -> list[list[NDArray[np.int32]]]:

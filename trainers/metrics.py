@@ -224,7 +224,7 @@ class MetricsLog:
 
 
 def shown(name: str) -> str:
-    """The name of a folder for libraries that take text: a byte that is no UTF-8 is written as `\\udcff`."""
+    """A folder's name for libraries that take text. A byte that is not UTF-8 is written as `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -244,8 +244,8 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(row: Any, where: str) -> dict[str, Any]:
-    """`row`, if it is one of a run. Raises TurngymError for a value that is no column's, and for lines of another kind:
-    many programs write a file of this name."""
+    """Returns `row`. Raises TurngymError for a value that no column may have, and for what is no row of a run: many
+    programs write a file of this name."""
     if not isinstance(row, dict) or type(row.get("step")) is not int or row.get("kind") not in KINDS:
         raise TurngymError(f"{where} is {brief(row, 80)}; valid: an object with step and kind ({' or '.join(KINDS)})")
     turns: dict[str, int] = {}

@@ -106,7 +106,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the input embedding, and of the head where it is a matrix of its own."""
+        """Parameters of the input embedding and, if it is not tied, of the head."""
         return self.vocab * self.width * (1 if self.tied else 2)
 
     @property
@@ -136,7 +136,7 @@ class ModelShape:
 
     @property
     def cache(self) -> CacheNumbers:
-        """What the engine's cache holds."""
+        """The numbers that the engine's cache holds."""
         if self.counted is not None:
             return self.counted
         token, linear = 2 * self.attention_layers * self.kv_width, self.linear
@@ -306,7 +306,7 @@ def _built(config: Any) -> tuple[int, bool, CacheNumbers]:
 
 
 def _held(cache: Any) -> CacheNumbers:
-    """What transformers' cache holds after one token."""
+    """The numbers in transformers' cache after one token."""
     import torch
 
     layers = [vars(layer) for layer in cache.layers]

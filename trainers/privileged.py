@@ -31,7 +31,7 @@ Located = tuple[Episode, Turn, slice]
 
 
 def reader_of(privileged: PrivilegedText, scorers: Scorers) -> Scorer:
-    """Who reads the text during a step. Raises TargetError if it was not given."""
+    """The scorer that reads the text during a step. Raises TargetError if it was not given."""
     initial = scorers.reference if scorers.teacher is None else scorers.teacher
     reader = scorers.student if privileged.reader == "live" else initial
     if reader is None:
@@ -51,7 +51,7 @@ class PrivilegedLogprobs:
 
     @property
     def gap_N(self) -> Float32N:
-        """log q(label | prompt with the text) - log p(label | prompt); 0 where nothing was told."""
+        """log q(label | prompt with the text) - log p(label | prompt); 0 in turns without a text."""
         return self.privileged_N - self.student_N
 
 

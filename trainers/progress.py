@@ -139,7 +139,7 @@ class LiveProgress(Progress):
         self._printed = text
 
     def hints(self) -> list[str]:
-        """What may help, where steps made no update or answers were cut or could not be read."""
+        """Advice for runs whose steps made no update, or whose answers were cut or malformed."""
         lines, share = [], {name: self.latest.get(name) or 0.0 for name in ("malformed", "answers_cut")}
         if self._unchanged:
             first = f"{self._unchanged} of {self._steps} steps taught nothing, for nothing in them could be compared."
@@ -191,7 +191,7 @@ class LiveProgress(Progress):
 
 
 def below_start(start: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """What is said where an evaluation lies, with its interval, below that before step 1; "" where it does not."""
+    """A warning if an evaluation lies, with its interval, below the one before step 1; else ""."""
     if not row["eval/high"] < start["eval/low"]:
         return ""
     current, initial = (

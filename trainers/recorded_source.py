@@ -75,7 +75,7 @@ def within_limit(episodes: Sequence[Episode], where: str, limit: int) -> list[Ep
 
 
 def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: str) -> None:
-    """Raises TurngymError for episodes whose ids say something else to the student than was said.
+    """Raises TurngymError for episodes whose ids the student's tokenizer decodes to other texts than were recorded.
 
     Ids of another tokenizer may all be in range, and it may have the same letters and other control tokens. In an
     episode of the student's own most turns can be read; a few may not be, where what answered was cleaned (a call that
@@ -97,8 +97,8 @@ def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: 
 
 
 def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int, str, str] | None:
-    """The number of a turn whose ids the student's tokenizer reads otherwise, what was recorded and what is read; None
-    where they agree, spaces apart."""
+    """(turn, recorded text, decoded text) of the first turn whose ids the student's tokenizer decodes to another text,
+    white space apart; None if there is none."""
     template, controls = renderer.template, renderer.template.encoder.ids
     size, ids = len(template.tokenizer), episode.segments[turn.segment]
     # the observation with what the template writes around it, and the response
@@ -123,7 +123,7 @@ def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int,
 
 
 def other_systems(episodes: Sequence[Episode], given: Mapping[str, str]) -> str:
-    """What is said where episodes begin with another system message than the student's own; "" where none does.
+    """A warning if episodes begin with another system message than the student's own; else "".
 
     `given` has the student's for each environment of the run (`ENVIRONMENT` in `meta`, "" for the run's own).
     """

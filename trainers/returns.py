@@ -127,7 +127,7 @@ def at_last_token(value_E: FloatN, episode_N: IntN) -> FloatN:
 
 
 def of_next_token(value_N: FloatN, episode_N: IntN) -> FloatN:
-    """What the next token of the episode has, 0 beyond its last: float64 [N]."""
+    """The value of each token's successor in its episode, 0 behind the last: float64 [N]."""
     return np.where(_is_last(episode_N), 0.0, np.roll(value_N, -1))
 
 

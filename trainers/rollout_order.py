@@ -49,7 +49,8 @@ class RolloutSchedule:
         return current, source(current.request)
 
     def learned(self, step: int) -> None:
-        """Says that the weights have learned from the episodes of `step`, which later checkpoints need not hold."""
+        """Tells the order that the weights have learned from the episodes of `step`, which later checkpoints need not
+        hold."""
 
     def save(self, folder: Path) -> None:
         """Adds what is kept from step to step to a checkpoint that is being written."""

@@ -47,7 +47,7 @@ def spec_of_run(
 
 
 def _evaluation(panel: PanelEvaluation) -> dict[str, Any]:
-    """What evaluations play: those that differ in it are no points of one curve."""
+    """The settings that evaluations of one curve share."""
     spec = panel.evaluation.spec
     game = game_of(spec)
     # a name and no file: its hash says what is in it

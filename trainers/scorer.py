@@ -263,7 +263,8 @@ class ReferenceRefresh:
 def reference_refresh(
     renewed: Renewed | None, reference: Scorer | None, student: Any, ranks: Ranks
 ) -> ReferenceRefresh | None:
-    """What the settings ask for; None where the reference stays. Raises SettingsError where it cannot be had.
+    """The refresh of the reference that the settings ask for; None if it stays. Raises SettingsError if it is not
+    possible.
 
     Only a run of one process can renew its reference.
     """

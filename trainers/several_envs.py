@@ -60,7 +60,7 @@ class FurtherEnv:
         return self.env.rpartition("/")[2]
 
     def played(self, config: TrainConfig) -> TrainConfig:
-        """The settings of a run, for this environment: its own preset, and on top of it what was asked for the run."""
+        """The settings of a run for this environment: its own preset, with the run's explicit settings on top."""
         # what is not as the run's own environment and preset have it was asked for
         panel = None if config.evaluation is None else config.evaluation.panel
         usual, run_table = to_table(_in_env(config, {"env": {"id": config.play.env.id}}, panel)), to_table(config)
@@ -136,7 +136,7 @@ def with_teacher_folder(text: str) -> str:
 
 
 def json_or_text(text: str) -> Any:
-    """The value that `text` writes in JSON, or `text` itself where it is none."""
+    """The value of `text` as JSON, or `text` itself if it is not JSON."""
     try:
         return json_of(text)
     except ValueError:

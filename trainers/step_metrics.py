@@ -36,8 +36,8 @@ def research_row(episodes: Sequence[Episode], batch: RolloutBatch, targets: Targ
 
 
 def spent_row(episodes: Sequence[Episode]) -> dict[str, int]:
-    """What playing cost, whatever became of it: turns of all episodes, and tokens that the policy drew; those of lost
-    episodes, of refills and of what a filter left out included."""
+    """The cost of playing: turns of all episodes, and tokens that the policy drew. Lost episodes, refills and filtered
+    episodes count."""
     turns = [turn for episode in episodes for turn in episode.turns]
     return {
         "cost/turns": len(turns),
@@ -72,7 +72,7 @@ def _share(flags: Iterable[bool]) -> float | None:
 
 
 def demonstration_row(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """What became of the demonstrations that were asked for; nothing where none were."""
+    """Counts of the demonstrations by outcome; {} without any."""
     counts = Counter(str(episode.meta["demonstration"]) for episode in episodes if "demonstration" in episode.meta)
     if not counts:
         return {}
@@ -120,7 +120,7 @@ def step_row(
     plan: DepthPlan,
     state: DepthState,
 ) -> dict[str, Any]:
-    """Everything about a step but its times.
+    """All numbers of a step but its times.
 
     `episodes` are all that were played, before any filter; `state` is that after the step.
     """
@@ -148,14 +148,14 @@ def step_row(
 
 
 def critic_row(done: Epochs) -> dict[str, Any]:
-    """How the critic does; nothing without one."""
+    """Numbers about the critic; {} without one."""
     if not done.critic_losses:
         return {}
     return {"critic_loss": float(np.mean(done.critic_losses)), "critic_explained": done.critic_explained}
 
 
 def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, Any]:
-    """What the rollouts were like, errors counted apart."""
+    """Numbers about the rollouts. Episodes that ended in an error are counted apart."""
     played = [episode for episode in episodes if not episode.status.is_error]
     verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
     demonstrated = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
@@ -223,7 +223,7 @@ def _off_policy(batch: RolloutBatch, columns: Columns) -> dict[str, Any]:
 
 
 def depth_row(plan: DepthPlan, state: DepthState) -> dict[str, Any]:
-    """What was planned and what the controller thinks after the step."""
+    """The planned depth, and the controller's state after the step."""
     return {
         "depth/cap": plan.cap,
         "depth/probe": int(plan.probe),

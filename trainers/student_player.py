@@ -34,8 +34,8 @@ from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
 from turngym.core.spec import changed
 from turngym.core.task import Task
-from turngym.envs.action_channels import make_channel
 from turngym.envs.base import TextEnv
+from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel
 from turngym.trainers.algorithm import ExpertPlay
 from turngym.trainers.scorer import ModelWeights

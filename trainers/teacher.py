@@ -64,7 +64,7 @@ class Translation(Protocol):
 
 
 def find_translation(name: str) -> Translation | None:
-    """What `distill.vocabulary` stands for; None for `same`, where the teacher must have the student's ids.
+    """The translation that `distill.vocabulary` names; None for `same`, where the teacher must have the student's ids.
 
     Raises PluginError for a name that stands for nothing, or not for a function.
     """

@@ -10,7 +10,7 @@ from turngym.core.errors import TurngymError
 
 
 def read_tensors(path: Path) -> Any:
-    """What `torch.save` wrote to `path`, on the CPU: tensors and plain values, never code.
+    """Reads what `torch.save` wrote to `path`, on the CPU: tensors and plain values, never code.
 
     Raises TurngymError for a file whose parts are compressed or overlap: torch writes them as they are, and a small
     file with others may unpack to any size.

@@ -152,7 +152,7 @@ class Regularized:
 
 
 def known_behavior(tokens: Tokens) -> Tensor:
-    """Behavior log-probabilities [n]; where they are unknown, the present ones, detached (a ratio of 1)."""
+    """Behavior log-probabilities [n]. Unknown ones are replaced by the present ones, detached (a ratio of 1)."""
     known_n = tokens.behavior_logp_n.isfinite()
     # replaced before any arithmetic: NaN in a masked token would still be NaN in the gradient
     return torch.where(known_n, tokens.behavior_logp_n, tokens.sampled_logp_n.detach())

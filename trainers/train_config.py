@@ -317,7 +317,7 @@ USUAL = Method()
 
 
 def _narrow(uses: frozenset[str]) -> Any:
-    """What an algorithm with these uses may choose of the loss between student and teacher."""
+    """The class of the settings of `distill` that an algorithm with these uses has."""
     return DistillConfig if "distills" in uses else DivergenceConfig if "form" in uses else SupportConfig
 
 
@@ -491,7 +491,7 @@ def has_setting(algorithm: str, name: str) -> bool:
 
 
 def option_name(cls: type[Any], path: str) -> str:
-    """What the setting at `path` is called: with its table where that says what it is about (`optimizer.lr`,
+    """The name of the setting at `path`. The table is part of it if it says what the setting is about (`optimizer.lr`,
     `turnopd.depth.h_min`)."""
     table, _, below = path.partition(".")
     if (
@@ -505,7 +505,7 @@ def option_name(cls: type[Any], path: str) -> str:
 
 @cache
 def who_reads(name: str) -> str:
-    """Says which built-in algorithms have the setting or table `name`; "" where none has."""
+    """Names the built-in algorithms that have the setting or table `name`; "" if none has."""
     readers = [algorithm for algorithm in BUILT_IN if has_setting(algorithm, name)]
     if len(readers) in (0, len(BUILT_IN)):
         return ""

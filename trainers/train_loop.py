@@ -247,7 +247,7 @@ class Trainer:
         )
 
     def _fixed_end(self) -> str:
-        """Why the steps done depend on how many there will be; "" where they do not, so that a run can be extended."""
+        """Says why the steps done depend on the number of steps; "" if they do not, so that the run can be extended."""
         if self.optimizer.schedule != "constant":
             schedule = self.optimizer.schedule
             return f"its learning rate reaches zero at its last step (--optimizer.schedule {schedule})"
@@ -363,7 +363,7 @@ class TrainLoop:
         return episodes
 
     def _step(self, start: ClockReading, plan: DepthPlan, episodes: list[Episode]) -> None:
-        """Everything that changes the run; not interruptible, so that weights, state and metrics agree."""
+        """Makes all changes of a step. It is not interruptible, so that weights, state and metrics agree."""
         trainer, step = self.trainer, self.state.step + 1
         algorithm, collected = trainer.algorithm, ClockReading.now()
         if trainer.servers is not None and not trainer.ranks.rank:

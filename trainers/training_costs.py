@@ -201,7 +201,7 @@ class StepWorkload(Spec):
 
 
 def past_turns(memory: str) -> int | None:
-    """How many past turns a prompt shows, where every turn is a row of its own; None: an episode is one row.
+    """The number of past turns in a prompt if every turn is a row of its own; None if an episode is one row.
 
     Raises TurngymError for a memory that does not exist.
     """
@@ -492,7 +492,7 @@ class Traffic:
 def traffic(
     student: ModelShape, teacher: ModelShape | None, gpus: int, work: StepWorkload, *, top_k: int = 50
 ) -> Traffic:
-    """What one of `gpus` training processes receives in a step of `work`, and what each engine server does.
+    """Bytes that one of `gpus` training processes, and each engine server, receives in a step of `work`.
 
     With N processes each holds 1/N of the P parameters and receives the rest: 4 P (1 - 1/N) bytes a gathering. A
     micro-batch gathers twice (forward, backward) and reduces its gradient once, which moves as much again (with LoRA

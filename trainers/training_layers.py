@@ -72,7 +72,7 @@ def training_layers(given: Mapping[str, Any], max_turns: int | None = None, *, f
 
 
 def student_layer(named: Any, *, fetch: bool) -> Layer:
-    """How the folder of the student says that it is spoken to; one that is not there says nothing."""
+    """How the student's folder says that it is spoken to. A missing folder gives an empty layer."""
     nothing = Layer(name="model folder", table={})
     if not isinstance(named, str | Path):
         return nothing

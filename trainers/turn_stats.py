@@ -84,7 +84,7 @@ def loss_share(loss_N: NDArray[np.floating], weight_N: NDArray[np.floating], bat
 
 
 def kl_share(kl_N: NDArray[np.floating], batch: RolloutBatch) -> Column:
-    """Each turn's share of the batch's KL: float64 [T], sum 1, or all 0 where there is no KL.
+    """Each turn's share of the batch's KL: float64 [T], sum 1, or all 0 if there is no KL.
 
     s_t = max(sum_{i in t} l_i, 0) / sum_t max(sum_{i in t} l_i, 0), l_i the KL of token i, nats, whatever it weighs.
     Source: [turnopd] eq. 11; docs/algorithms.md#turn-statistics.

@@ -85,7 +85,7 @@ def panel_of_result(result: PackedResult) -> OnPanel:
 
 
 def times_of(result: PackedResult) -> tuple[datetime, datetime] | None:
-    """When the evaluation began and ended (UTC where no zone is said); None where the result does not say.
+    """When the evaluation began and ended (UTC if no zone is given); None if the result does not say.
 
     Raises EvaluationError for what is no date.
     """
@@ -117,7 +117,7 @@ def write_texts(files: Mapping[Path, str]) -> list[Path]:
 
 
 def rules_of(result: PackedResult) -> str:
-    """What an episode's rules are, and what was done otherwise than the panel says, in a line."""
+    """An episode's rules and all deviations from the panel, in a line."""
     env = result.spec.play.env
     limit = "any number of turns" if env.max_turns is None else f"at most {env.max_turns} turns"
     apart, deviating = deviations(result.spec)

@@ -25,7 +25,7 @@ from turngym.agents.play_spec import SAMPLES, TEMPERATURE
 from turngym.agents.playing.episode_session import EpisodeSession
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.envs.action_channels import with_call
+from turngym.envs.channels import with_call
 
 OPTIONS = ("channel", "limit", "seed", "max_turns", "data", "trace")
 """What `-T` may say besides: see `PanelSessions.of`."""

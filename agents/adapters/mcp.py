@@ -22,7 +22,7 @@ from turngym.agents.serving_asgi import CLIENT
 from turngym.core.episode import Status
 from turngym.core.errors import TurngymError
 from turngym.core.tools import Argument, Tool, Tools
-from turngym.envs.action_channels import tagged, with_call
+from turngym.envs.channels import tagged, with_call
 
 BEGIN, EPISODE = "begin", "episode"
 """The server's own tool, and the argument of the others that names the episode."""

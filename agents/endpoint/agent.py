@@ -42,7 +42,7 @@ from turngym.core.plugins import need
 from turngym.core.spec import changed
 from turngym.core.strict_json import json_object
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel
+from turngym.envs.channels import Channel
 
 # random streams; the scripted agents use 0 to 2
 SEED_STREAM, PAUSE_STREAM, HANDSHAKE_STREAM = 3, 4, 5

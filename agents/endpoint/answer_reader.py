@@ -361,8 +361,8 @@ _VERSION = re.compile(r"[-@:](\d{4}-?\d{2}-?\d{2}|\d{3,4}|latest|\d{2}-\d{2,4}|v
 
 
 def same_model(asked: str, named: str) -> bool:
-    """Whether a server that was asked for `asked` may call it `named`: with a date or a version behind it, without the
-    folders before it, or in other letters."""
+    """Whether a server that was asked for `asked` may call it `named`: letter case, leading folders, and a date or a
+    version at the end may differ."""
     wanted, served = asked.lower().rstrip("/"), named.lower().rstrip("/")
     short, long = sorted((wanted.rpartition("/")[2], served.rpartition("/")[2]), key=len)
     behind = long.removeprefix(short)

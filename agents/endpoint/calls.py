@@ -80,7 +80,7 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
 
 
 def _tool_in(name: str, tools: Collection[str]) -> str:
-    """The one tool in a name that a parser has left more in: `functions.look:0`, `look<|channel|>commentary`."""
+    """The one tool in a name to which a parser has added more: `functions.look:0`, `look<|channel|>commentary`."""
     matching = {part.strip() for part in re.split(r"[.:]|<\|", name)} & {*tools}
     return matching.pop() if name not in tools and len(matching) == 1 else name
 
@@ -128,7 +128,7 @@ def _no_json(word: str) -> None:
 
 
 def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
-    """The first of the calls that end `text`, where the server has left them; None if there are none.
+    """The first of the calls that end `text`, if the server has left them in it; None if there are none.
 
     Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
     dialects whose calls are bare JSON read those.
@@ -152,7 +152,7 @@ _FENCE = re.compile(r"\A```(?:json|tool_call|xml)?\s*\n(.*)\n```\Z", re.DOTALL)
 
 
 def hides_call(text: str) -> bool:
-    """Whether the tool channel would not see a call behind `text`: it opens a thought, or begins a call of its own."""
+    """Whether the tool channel would not see a call behind `text`, because `text` opens a thought or begins a call."""
     _, body, reason = THINK.split(marked(text, THINK), lambda part: False)
     return reason is not None or DIALECTS["hermes"].find(body) >= 0
 
@@ -166,7 +166,7 @@ def styles_in(text: str) -> list[Thoughts]:
 
 
 def marked(text: str, thoughts: Thoughts) -> str:
-    """`text` with all its thoughts between the markers of `thoughts`: what is no thought for a channel may act."""
+    """`text` with all its thoughts between the markers of `thoughts`, so that the channel reads no action in them."""
     for style in styles_in(text):
         text = text.replace(style.opening, thoughts.opening).replace(style.closing, thoughts.closing)
     return text
@@ -178,8 +178,8 @@ HALF = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]|[\ud800-\udfff]")
 
 
 def sendable(value: Any, levels: int = 2 * DEEPEST) -> Any:
-    """`value` with `?` for half surrogate pairs in its texts, and null for numbers that are none; what lies deeper than
-    `levels` is left alone."""
+    """`value` with `?` in place of half surrogate pairs and null in place of NaN and infinity; values deeper than
+    `levels` stay unchanged."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -193,7 +193,7 @@ class EndpointClient:
     _free: asyncio.Semaphore | None = None
 
     async def ask(self, body: Mapping[str, Any], rng: np.random.Generator, where: str) -> ChatAnswer:
-        """The answer to `body`, by the deadline; its usage says how often it was asked for again.
+        """The answer to `body`, by the deadline. Its usage counts the repeated requests.
 
         `where` names the request in errors, `rng` draws its pauses. Raises EndpointTimeout, ContextOverflow, or
         EndpointError if the request failed for good.
@@ -398,7 +398,7 @@ class EndpointClient:
 
 
 def _no_json(reply: HttpReply) -> str:
-    """What a whole answer is that is not JSON; empty if nothing is known of it."""
+    """Describes an answer that is not JSON; empty if nothing is known of it."""
     kind, begins = reply.headers.get("content-type", "").lower(), reply.body[:200].lstrip().lower()
     if "event-stream" in kind or begins.startswith((b"data:", b"event:")):
         return "the answer is a stream of events, which was not asked for: the server ignores `stream` false"

@@ -334,10 +334,10 @@ def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tu
 
 
 def _count(*given: Any) -> int | None:
-    """The first of `given` that is a number of tokens; None if none is."""
+    """The first of the given values that is a number of tokens; None if none is."""
     return next((value for value in given if type(value) is int and 0 <= value <= MOST_TOKENS), None)
 
 
 def most(*given: Any) -> int:
-    """The largest number of tokens in `given`; 0 if there is none: the names of one number differ, not its value."""
+    """The largest number of tokens among the given values, 0 without any: servers name one number differently."""
     return max((number for value in given if (number := _count(value)) is not None), default=0)

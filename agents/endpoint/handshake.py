@@ -36,7 +36,7 @@ from turngym.agents.endpoint.usage import Usage
 from turngym.core.redaction import redacted
 from turngym.core.spec import changed
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel
+from turngym.envs.channels import Channel
 
 ACTION = "look"
 LEAST_TOKENS = 64
@@ -249,14 +249,15 @@ def _form(profile: EndpointProfile) -> Form:
 
 
 def _said(failed: RequestFailed) -> str:
-    """What a refusal says, without what is new in each: gateways number requests, and tell the time."""
+    """A refusal's text without the parts that change each time: gateways number requests and give the time."""
     return re.sub(r"(?=[\w-]*\d)[\w-]{6,}", "", failed.reason)
 
 
 def _changes(
     client: EndpointClient, base: EndpointProfile, failed: RequestFailed, turn: int, guess: bool
 ) -> Iterator[Change]:
-    """What may be changed in `base` after a refusal, the likeliest first: what it names, anything, all at once."""
+    """Yields the changes of `base` to try after a refusal, the likeliest first: of what it names, of anything, of all
+    at once."""
     # those of the first request were taken in it
     matter = sorted((trait for trait in TRAITS if trait.turn <= turn), key=lambda trait: -trait.turn)
     meant = [trait for trait in matter if trait.meant(failed)]
@@ -342,7 +343,7 @@ async def shake_hands(
 
 
 def _answered(answers: list[ChatAnswer], offered: bool) -> dict[str, Any]:
-    """What the answers tell of the server, as fields of its profile; `offered`: whether a tool was."""
+    """The fields of a server's profile that its answers show; `offered` says whether a tool was offered."""
     noticed = tuple(dict.fromkeys(words for answer in answers for words in answer.noticed))
     calls = "not asked for"
     if offered:

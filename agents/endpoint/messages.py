@@ -18,7 +18,7 @@ from turngym.agents.endpoint.completion_fields import REASONING
 from turngym.agents.rendering.memory import Example
 from turngym.agents.rendering.token_history import IdBuffer, TokenHistory
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel, first_action, with_call
+from turngym.envs.channels import Channel, first_action, with_call
 from turngym.envs.dialects import HERMES
 from turngym.envs.spaces import printable
 
@@ -111,7 +111,8 @@ def content_of(answer: ChatAnswer, channel: Channel) -> str:
 
 
 def response_of(answer: ChatAnswer, text: str, channel: Channel) -> str:
-    """What the environment reads in `channel`: the thought, `text`, the first call as the tool channel writes it."""
+    """The response that the environment reads in `channel`: the thought, `text`, and the first call as the tool channel
+    writes it."""
     thought, thoughts = answer.reasoning, channel.thoughts
     if thought is not None:
         thought = printable(thought)

@@ -160,7 +160,7 @@ DECIDING = (*LABELS,)[: (*LABELS,).index("finish")]
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two profiles, as results keep them, and decides what is played; a clause each."""
+    """The differences between two profiles that decide what is played, a clause each."""
     return [
         f"{LABELS[name]}: {now.get(name)!r}, before {before.get(name)!r}"
         for name in DECIDING

@@ -48,13 +48,13 @@ ELAPSED = "elapsed"
 
 
 def repeated(twice: int) -> list[str]:
-    """A line for every table of numbers of a trace that holds `twice` episodes more than once, as joined ones do."""
+    """Says below a table that its trace holds `twice` episodes more than once, as joined traces do; [] for none."""
     said = f"{twice} episodes are in the trace more than once, none of them after an error: the last ones count"
     return [said] if twice else []
 
 
 def unplayed(asked: int, played: int) -> list[str]:
-    """A line where fewer episodes were played than were asked for."""
+    """Says below a table that fewer episodes were played than were asked for; [] where all were."""
     said = f"{asked - played} of {asked} episodes are missing: the evaluation was interrupted"
     return [said] if played < asked else []
 

@@ -114,7 +114,7 @@ class WorkerOptions(Spec):
             raise TurngymError("--executor ray needs --workers, the number of actors")
 
     def choice(self, workload: PlayWorkload) -> WorkerCount:
-        """How many workers play: as asked, or for `auto` what pays off."""
+        """The number of workers: as asked, or for `auto` as many as pay off."""
         if self.workers == "auto":
             return choose_workers(workload)
         return WorkerCount(workers=self.workers, reason="--workers")

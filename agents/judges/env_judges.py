@@ -270,7 +270,7 @@ class EpisodeJudge:
         return Judgment(votes=(hint_vote(self.skill(request.episode, request.episode.turns[request.turn])),))
 
     def skill(self, episode: Episode, turn: Turn) -> str | None:
-        """What `turn` is told; None: nothing."""
+        """The hint for `turn`; None if there is none."""
         if episode.success:
             valid = [step for step in episode.turns if step.verdict is Verdict.OK and step.action is not None]
             gained = []

@@ -84,7 +84,8 @@ class HintPrompts:
         return prompts
 
     def _early(self, episode: Episode, hinted: Sequence[Turn]) -> dict[int, NDArray[np.int32]]:
-        """Hints in the opening message: every text needs a conversation of its own, whose turns share it."""
+        """Prompts with hints in the opening message. Every text needs a conversation of its own, which its turns
+        share."""
         prompts: dict[int, NDArray[np.int32]] = {}
         for hint in dict.fromkeys(turn.hint or "" for turn in hinted):
             wanted = {turn.index for turn in hinted if turn.hint == hint}

@@ -35,7 +35,7 @@ class JudgeSettings(Spec, tag_field=KIND):
 
     @property
     def name(self) -> str:
-        """What a command line calls it: `rules`, `model:FOLDER`, a url."""
+        """The judge's name on a command line: `rules`, `model:FOLDER`, a url."""
         if isinstance(self, UrlJudge):
             return self.url
         if isinstance(self, OwnJudge):

@@ -61,7 +61,7 @@ def read_hint(text: str) -> HintVote:
 
 
 def majority(scores: Sequence[float]) -> float:
-    """The score with the most votes; 0.0 where the top is tied or there are no votes.
+    """The score with the most votes; 0.0 if the top is tied or there are no votes.
 
     Source: [openclaw-rl] section 4.1; docs/algorithms.md#judge-votes.
     """
@@ -95,13 +95,13 @@ def _last_box(text: str, valid: Mapping[str, float]) -> float | None:
 
 
 def _behind_last(text: str, mark: str) -> str:
-    """What follows the last `mark`; nothing without one, and where the last that is meant as one is another text."""
+    """The text behind the last `mark`; "" without one, or if a later text is meant as one and misspelled."""
     last = next(iter(deque(MEANT[mark].finditer(text), maxlen=1)), None)
     return text[last.end() :] if last is not None and last[0] == mark else ""
 
 
 def _braced(text: str) -> str | None:
-    """What stands in the pair of braces with which `text` begins; None where there is none, or where it stays open."""
+    """The content of the braces with which `text` begins; None if it begins with none, or they stay open."""
     depth = 0
     for index, letter in enumerate(text := text.lstrip()):
         depth += {"{": 1, "}": -1}.get(letter, 0)

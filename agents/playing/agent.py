@@ -21,8 +21,8 @@ from turngym.core.errors import AgentError
 from turngym.core.protocols import Sampling
 from turngym.core.task import Task, task_number
 from turngym.core.tools import ToolSet
-from turngym.envs.action_channels import Channel, ToolChannel
 from turngym.envs.base import TextEnv
+from turngym.envs.channels import Channel, ToolChannel
 from turngym.envs.guard import ActionGuard
 
 

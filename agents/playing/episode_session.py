@@ -30,7 +30,7 @@ from turngym.core.nested import NONE
 from turngym.core.protocols import GenerateRequest, Generation, Sampling
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import ToolChannel
+from turngym.envs.channels import ToolChannel
 from turngym.envs.guard import guard_of
 
 if TYPE_CHECKING:

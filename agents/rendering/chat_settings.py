@@ -24,7 +24,7 @@ class ChatSettings(Spec):
 
     channel: str = "text"
     """`text` for <think> and <action> tags, `tool` for a function call as the chat template writes it. `tool:DIALECT`
-    and `text:STYLE` (`turngym.envs.action_channels.make_channel`) name the form instead of taking the template's."""
+    and `text:STYLE` (`turngym.envs.channels.make_channel`) name the form instead of taking the template's."""
     system: str | None = None
     """The system message; by default the environment's instructions and the channel's; empty for none."""
     observation_role: Literal["auto", "user", "tool"] = "auto"

@@ -22,7 +22,7 @@ from turngym.core.task import Task, content_hash
 from turngym.core.tools import Tools
 from turngym.core.trace import read_episodes
 from turngym.core.user_files import read_text, user_path
-from turngym.envs.action_channels import Channel
+from turngym.envs.channels import Channel
 
 ExamplesForm = Literal["auto", "text", "turns"]
 ExamplesFor = Literal["all", "category"]

@@ -16,7 +16,7 @@ from turngym.core.redaction import brief
 from turngym.core.resolve import checked
 from turngym.core.spec import changed
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import ToolChannel, make_channel
+from turngym.envs.channels import ToolChannel, make_channel
 
 THOUGHT = "turngymthought"
 

@@ -34,7 +34,7 @@ from turngym.core.episode import Episode, Origin, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.redaction import excerpt
 from turngym.core.tools import Tools
-from turngym.envs.action_channels import Channel, make_channel, split_thought
+from turngym.envs.channels import Channel, make_channel, split_thought
 from turngym.envs.tool_calls import THINK, CallDialect, Thoughts
 
 if TYPE_CHECKING:

@@ -201,7 +201,7 @@ class NativeEngine:
     # --- what a command does and says
 
     def _play(self, verb: str, first: int, second: int) -> str:
-        """Change the state as the command does; returns what is said. The command must be possible."""
+        """Changes the state as `command` does and returns the observation. The command must be possible."""
         game, state = self.game, self.state
         things, places = game.object_names, game.receptacle_names
         if verb == "go":

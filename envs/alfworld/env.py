@@ -145,8 +145,8 @@ class ALFWorldEnv(TextEnv):
         return None if self._native is None else next_action(self._native)
 
     def make_player(self, name: str) -> Player:
-        """`searching`: the expert that only knows what the agent has seen. `reading`: one that looks where it is told.
-        Both need a game of the native engine."""
+        """`searching` is the expert that only knows what the agent has seen; `reading` follows the hints in what it
+        reads. Both need a game of the native engine."""
         if name in self.players and self._native is not None:
             return (SearchingPlayer if name == "searching" else ReadingHouseholdPlayer)(self._native)
         return super().make_player(name)

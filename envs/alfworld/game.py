@@ -230,7 +230,7 @@ class _GameFile(msgspec.Struct):
 
 
 def _one_line(error: Exception) -> str:
-    """What an error says of a text, cut after 300 characters."""
+    """An error's text in one line, cut after 300 characters."""
     return excerpt(" ".join(str(error).split()), 300)
 
 

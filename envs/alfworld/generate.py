@@ -218,7 +218,7 @@ def possible_tasks(config: GeneratorConfig, priors: Priors) -> dict[str, list[tu
 
 
 def draw_receptacles(config: GeneratorConfig, priors: Priors, row: TaskRow, draw: DrawStream) -> list[str]:
-    """The receptacle types of the house, sorted, one entry per receptacle; what the task needs is among them.
+    """The receptacle types of the house, sorted, one entry per receptacle, those that the task needs included.
 
     Args:
         config: `receptacle_caps` None draws the layout of a real room; else `receptacles` bounds their number.
@@ -347,7 +347,7 @@ class Furnishing:
         return self.draw.weighted(options.items()) if options else least
 
     def put(self, name: str) -> None:
-        """Stand one more `name` somewhere it may stand; nothing happens where there is no room."""
+        """Stands one more `name` at a random place that has room for it; does nothing if there is none."""
         counts = self.priors.placed[self.row.room].get(name, {})
         solved = name == self.row.target and self.row.task in (SIMPLE, TWO)
         # real games have objects that no receptacle takes back; picking one up would leave no way on

@@ -250,19 +250,19 @@ class Planner:
         return position == receptacle or (receptacle in near and (position is None or position in near))
 
     def _closed(self, receptacle: int) -> bool:
-        """Whether `receptacle` is closed; one that was never visited is taken to be as its type usually is."""
+        """Whether `receptacle` is closed. One that was never visited is taken to be as its type usually is."""
         knowledge = self.known
         if knowledge.complete or receptacle in knowledge.contents or receptacle in here_now(self.engine):
             return not accessible(self.engine, receptacle)
         return self.problem.receptacle_types[receptacle] in usually_closed()
 
     def _nearest(self, receptacles: Sequence[int]) -> int:
-        """The one that takes the fewest actions to stand before, open; the first of equals."""
+        """The receptacle that takes the fewest actions to stand before, open; the first of equals."""
         return min(receptacles, key=lambda r: self._steps_to(None, r))
 
     def _fetch(self, options: Sequence[tuple[int, int]], kind: str) -> str | None:
-        """The next action on the way to the nearest (object, receptacle) of `options`; a search for `kind` where there
-        is none."""
+        """The next action on the way to the nearest (object, receptacle) of `options`; if there are none, of a search
+        for `kind`."""
         if not options:
             return self._seek(kind)
         thing, receptacle = min(options, key=lambda option: self._steps_to(None, option[1]))

@@ -12,8 +12,8 @@ import numpy as np
 from turngym.core.errors import TaskError, checked_choice, checked_int
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
-from turngym.envs.action_channels import Channel
 from turngym.envs.base import ActingPlayer, Outcome, Player, TextEnv, quote
+from turngym.envs.channels import Channel
 from turngym.envs.search import players, turn_protocol
 from turngym.envs.search.fiction import FictionConfig
 from turngym.envs.search.passage_text import Count, DocFormat, harmless, render
@@ -143,7 +143,7 @@ class SearchEnv(TextEnv):
 
     @property
     def question(self) -> Question:
-        """What is asked, with the accepted answers."""
+        """The question, with the accepted answers."""
         if self._question is None:
             raise TaskError(f"{self.env_id}: there is no task before reset()")
         return self._question
@@ -167,7 +167,7 @@ class SearchEnv(TextEnv):
 
     @property
     def scene(self) -> SearchScene:
-        """What scripted players act on."""
+        """The state that scripted players act on."""
         return SearchScene(self.question, tuple(self._queries), self._hits, self.may_search)
 
     @property
@@ -220,15 +220,16 @@ class SearchEnv(TextEnv):
         return super().step(action)
 
     def expert_action(self) -> str | None:
-        """The gold chain, one hop per turn (the question where none is known), then the first accepted answer."""
+        """Searches the gold chain, one hop per turn (the question itself if no chain is known), then gives the first
+        accepted answer."""
         chain = players.chain_of(self.question)
         left = (query for query in map(harmless, chain) if query.strip() not in self._queries)
         query = next(left, None) if self.may_search else None
         return turn_protocol.answer(self.question.golden_answers[0]) if query is None else turn_protocol.search(query)
 
     def make_player(self, name: str) -> Player:
-        """`single-shot`: searches the question once and answers with a span of what comes back;
-        `reading`: the expert, but it searches again only where it is told to."""
+        """`single-shot` searches the question once and answers with a span of the passages; `reading` is the expert,
+        but searches again only if a hint says so."""
         if name == "reading":
             return players.ReadingSearchPlayer(lambda: self.scene)
         if name == "single-shot":

@@ -158,7 +158,7 @@ class Writer:
         return "She" if entity.female else "He"
 
     def _idle(self, entity: Entity, count: int) -> list[str]:
-        """`count` sentences of filler; where that is more than there are, those with slots come again."""
+        """`count` sentences of filler. If there are not so many, those with slots are used again with other words."""
         bank = list(self._filler[entity.kind])
         self._rng.shuffle(bank)
         again = [template for template in bank if "{" in template]
@@ -254,7 +254,7 @@ class Teller:
     # --- draws
 
     def one(self, items: Sequence[Item]) -> Item:
-        """One of `items`, each equally likely. Raises NoQuestion where there is none."""
+        """Draws one of `items`, each equally likely. Raises NoQuestion if there are none."""
         if not items:
             raise NoQuestion
         return items[int(self.rng.integers(len(items)))]
@@ -305,7 +305,7 @@ class Teller:
     # --- words
 
     def mention(self, entity: Entity) -> str:
-        """What a question calls an entity: its name, its kind where names are shared, or its second name."""
+        """How a question names an entity: by its name, by name and kind if names are shared, or by its second name."""
         if entity.aliases and self.rng.random() < self.share(self.config.alias_questions):
             return entity.aliases[0]
         return self.full(entity)
@@ -332,7 +332,7 @@ class Teller:
         return f", also connected with {self.one(elsewhere).value}," if elsewhere else ""
 
     def hop(self, fact: Fact) -> str:
-        """What to search for to learn one fact once its subject is known."""
+        """The query that finds one fact once its subject is known."""
         if self.config.plain:
             return self.full(self.graph.entities[fact.subject])
         return self.relations[fact.relation].ask[0].format(x=self.full(self.graph.entities[fact.subject])).rstrip("?")
@@ -352,8 +352,8 @@ class Teller:
         return self.graph.entities[first.subject].name in self._texts[self.gold(second)]
 
     def finish(self, draft: QuestionDraft, number: int) -> Question:
-        """The question. Raises NoQuestion where it was asked before, gives its answer away or uses a passage for two
-        hops."""
+        """Makes the question. Raises NoQuestion if it was asked before, gives its answer away, or needs one passage for
+        two hops."""
         gold = tuple(self.gold(fact) for fact in draft.facts)
         # blanks around both, so that an answer is found as whole words only
         text = f" {normalize(draft.text)} "

@@ -86,7 +86,7 @@ class ReadingSearchPlayer:
 
 
 def chain_of(question: Question) -> Sequence[str]:
-    """The queries of the gold chain, one per hop; the question itself where none is known."""
+    """The queries of the gold chain, one per hop; the question itself if no chain is known."""
     return question.hops or (question.question,)
 
 

@@ -95,7 +95,7 @@ class _Aliases:
         self._found: dict[str, tuple[str, ...]] | None = None
 
     def of(self, answer_id: str) -> tuple[str, ...]:
-        """The other names of an answer; none where there is no file, or it does not list the answer."""
+        """The other names of an answer; none without a file of aliases, or if it does not list the answer."""
         if self._found is None:
             self._found = {}
             form = '{"Q_id": "Q1", "aliases": [...], "demonyms": [...]}'

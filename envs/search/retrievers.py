@@ -73,7 +73,7 @@ class Searcher:
 # one larger than the cache takes all of it; a value that does not fit would be built for every search
 @cached(LRUCache(_KEPT, getsizeof=lambda found: min(len(found), _KEPT)), key=lambda corpus: corpus.sha256)
 def own_retriever(corpus: Corpus) -> BM25Retriever:
-    """BM25 over `corpus` in this process, built once; those used last are kept."""
+    """BM25 over `corpus` in this process. It is built once, and the last ones used are cached."""
     return BM25Retriever.from_passages(corpus.passages)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from turngym.core.errors import TaskError, checked_choice
-from turngym.envs.action_channels import blocks
+from turngym.envs.channels import blocks
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -129,13 +129,13 @@ def exact(prediction: str, golden_answers: Iterable[str]) -> bool:
 
 
 def sub_exact(text: str, golden_answers: Iterable[str]) -> bool:
-    """Whether a normalized accepted answer is part of the normalized text; one without any word never is."""
+    """Whether a normalized accepted answer is part of the normalized text. An answer without any word never is."""
     inside = normalize(text)
     return any(gold in inside for gold in map(normalize, golden_answers) if gold)
 
 
 def last_answer(text: str) -> str | None:
-    """What stands in the last `<answer>...</answer>`, stripped; None without one."""
+    """The stripped content of the last `<answer>...</answer>`; None without one."""
     answers = list(blocks(text, "answer"))
     return answers[-1].strip() if answers else None
 

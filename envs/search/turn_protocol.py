@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from turngym.core.tools import ToolSpec
-from turngym.envs.action_channels import cut, first_action, tagged
+from turngym.envs.channels import cut, first_action, tagged
 from turngym.envs.spaces import printable
 
 SEARCH, ANSWER = "search", "answer"

@@ -107,7 +107,8 @@ def item_buttons(show_attributes: bool) -> tuple[str, ...]:
 
 
 def item_clickables(product: Product, show_attributes: bool) -> dict[str, Target]:
-    """What a product's page offers besides the navigation. Of two options with one value the last gets it."""
+    """The labels of a product's page besides the navigation. If two options share a value, it belongs to the last
+    one."""
     labels: dict[str, Target] = {label.lower(): ("button", label.lower()) for label in item_buttons(show_attributes)}
     for name, values in product.options.items():
         for value in values:

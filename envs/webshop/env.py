@@ -143,19 +143,19 @@ class WebShopEnv(TextEnv):
 
     @property
     def goal(self) -> Goal:
-        """What is to be bought; agents read only its text."""
+        """The goal of the episode. Agents read only its text."""
         if self._goal is None:
             raise TaskError(f"{self.env_id}: there is no goal before reset()")
         return self._goal
 
     @property
     def scene(self) -> ShopScene:
-        """What scripted players act on."""
+        """The state that scripted players act on."""
         return ShopScene(self.shop, self.goal, self._state, self._view.clickables, self.quirks)
 
     @property
     def page(self) -> Page:
-        """What the page that is open shows."""
+        """The content of the page that is open."""
         attributes, endless = self._show_attributes, self.quirks.endless_pages
         return page_of(
             self.shop, self.goal, self._state, self._session, show_attributes=attributes, endless_pages=endless
@@ -216,8 +216,8 @@ class WebShopEnv(TextEnv):
         return plausible_mistake(self.scene, rng)
 
     def make_player(self, name: str) -> Player:
-        """`first-hit` buys the first product that the instruction finds, `wander` goes to and fro between two pages;
-        `reading` chooses as many options as it is told to; `oracle-...` is the expert with that query."""
+        """`first-hit` buys the first product that a search for the instruction finds; `wander` goes to and fro between
+        two pages; `reading` chooses as many options as hints name; `oracle-...` is the expert with that query."""
         if name not in self.players:
             return super().make_player(name)
         if name == "first-hit":
@@ -282,7 +282,7 @@ class WebShopEnv(TextEnv):
         return Outcome(observation=observation, verdict=Verdict.NO_EFFECT if after == before else Verdict.OK)
 
     def _refusal(self, action: str) -> str | None:
-        """Why the page does not offer a canonical action."""
+        """Says why the page does not offer a canonical action."""
         parsed = parse_action(action)
         if parsed is not None and parsed[0] not in (SEARCH, CLICK) and parsed[0].lower() in (SEARCH, CLICK):
             return f"{quote(action)} begins with {parsed[0]}, which must be in lower case: {parsed[0].lower()}[...]"

@@ -254,7 +254,7 @@ def record_nouns(
 
 
 def _tagged(catalog: Catalog, pipeline: Pipeline, building: Path, progress: Progress | None) -> dict[int, bytes]:
-    """The nouns of every title by its key; what is found is written in parts, and read again after a kill."""
+    """The nouns of every title by its key. They are written in parts, which are read again after a kill."""
     rows: dict[int, bytes] = {}
     parts = sorted(path for path in building.glob("part-*") if (path / MANIFEST).exists())
     for table in map(NounTable, parts):

@@ -134,7 +134,7 @@ def price_text(prices: Sequence[float]) -> str:
 
 
 def draw_prices(pricing: np.ndarray, rng: random.Random) -> np.ndarray:
-    """What each product costs, float64 [N] dollars: its price, or one draw from its range.
+    """The price of each product, float64 [N] dollars: its own, or one draw from its range.
 
     `pricing` is float64 [N, 2], NaN in the second column where there is one price. Only ranges advance `rng`.
     """

@@ -181,7 +181,7 @@ def plan_cluster(
 
 
 def _dressed(config: CatalogConfig, draft: ProductDraft, rng: np.random.Generator) -> ProductDraft:
-    """`draft` with a price of its own, and its features put where they can be found."""
+    """`draft` with a price of its own, and with its features placed in texts of its page."""
     low, high = draft.leaf.department.price
     described = bool(rng.random() >= config.no_description)
     open_places = _PLACES if described else tuple(place for place in _PLACES if place != "description")
@@ -331,7 +331,7 @@ def pricing(price: tuple[float, ...]) -> str:
 
 
 def choices(draft: ProductDraft) -> Any:
-    """`customization_options`: the empty string where there are none."""
+    """`customization_options` of a product; the empty string if it has none."""
     if not draft.options:
         return ""
     return {

@@ -121,8 +121,8 @@ class Shop:
 
     @property
     def scoring(self) -> dict[str, str]:
-        """What scores depend on besides the goal: `scored_with`, what found the nouns of titles, with its version, and
-        `approximate` where that is not what the original asks, which says what makes them exact.
+        """The facts besides the goal on which scores depend: `scored_with`, the tagger of titles with its version, and,
+        if that is not the original's, `approximate`, which says what would make scores exact.
 
         Empty for a generated shop, whose scores are defined by the built-in list of nouns.
         """

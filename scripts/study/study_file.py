@@ -120,7 +120,7 @@ class StudyMethod:
         return self.keys.about or self.keys.agent or self.algorithm
 
     def layers(self, world: str) -> list[Layer]:
-        """What it says itself for a world."""
+        """The method's own layers for a world."""
         return [*self.settings, *(layer for name, layer in self.within if name == world)]
 
 

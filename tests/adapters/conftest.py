@@ -85,7 +85,7 @@ def recorded(student: SimpleNamespace, sessions: SessionPool) -> list[Episode]:
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.model_agent import ModelAgent
     from turngym.agents.playing.rollout import Job, rollout
-    from turngym.envs.action_channels import TextChannel
+    from turngym.envs.channels import TextChannel
 
     engine = LocalEngine(student.load(), tokenizer=student.tokenizer, max_length=1024, policy_version=5)
     agent = ModelAgent(engine, sessions.renderer, TextChannel(), sessions.sampling, max_context=1024)

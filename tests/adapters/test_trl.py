@@ -166,7 +166,7 @@ def test_environment_factory_trains_on_the_ids_that_a_session_gives(tmp_path: Pa
 def played(sessions: SessionPool, tokenizer: Any, task: str) -> tuple[Trajectory, dict[int, list[int]]]:
     """An expert's episode with one refused action, and what is said after a prompt of each length."""
     from turngym.core.protocols import Generation
-    from turngym.envs.action_channels import make_channel
+    from turngym.envs.channels import make_channel
     from turngym.envs.guard import guard_of
 
     session, channel, said = sessions.open(task), make_channel("tool", sessions.tool), {}

@@ -16,7 +16,7 @@ from turngym.core.redaction import redacted
 from turngym.core.strict_json import MAX_VALUES, JsonError, strict_json
 from turngym.core.tools import ToolSpec
 from turngym.core.user_files import too_many_values
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.envs.dialects import DIALECTS
 
 SOON = 20.0

@@ -29,7 +29,7 @@ from turngym.core.errors import AgentError
 from turngym.core.protocols import GenerateRequest, Generation, Sampling
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.tools import ToolSpec
-from turngym.envs.action_channels import TextChannel, make_channel
+from turngym.envs.channels import TextChannel, make_channel
 
 TOOL = ToolSpec(name="door", description="Open a door.", argument="action", argument_description="what to do")
 SAID = "<action>open door 1</action>"

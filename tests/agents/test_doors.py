@@ -38,7 +38,7 @@ from turngym.core.plugins import PluginError
 from turngym.core.protocols import Sampling
 from turngym.core.spec import changed
 from turngym.core.trace import read_trace
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.envs.panels import Panel, make_panel
 
 TOY = """

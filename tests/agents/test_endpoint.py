@@ -36,7 +36,7 @@ from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.task import Verdict
 from turngym.core.tools import tool_call
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import collect_tasks
 from turngym.scripts.examples.oven import OvenEnv

@@ -25,7 +25,7 @@ from turngym.agents.endpoint.messages import INVALID, Transcript, content_of, re
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.usage import MOST_NOTICED, Usage
 from turngym.core.tools import Tool, ToolSet, ToolSpec, tool_call
-from turngym.envs.action_channels import TextChannel, ToolChannel
+from turngym.envs.channels import TextChannel, ToolChannel
 from turngym.envs.tool_calls import EVERY_STYLE, Thoughts
 
 TOOL = ToolSpec(name="door", description="", argument="action", argument_description="")

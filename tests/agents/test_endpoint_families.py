@@ -18,7 +18,7 @@ from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.rendering.memory import Example
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.envs.guard import guard_of
 
 

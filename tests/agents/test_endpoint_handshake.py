@@ -21,7 +21,7 @@ from turngym.agents.evaluation.play_panel import RecordedEpisodes
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.core.episode import Status
 from turngym.core.errors import AgentError
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.envs.guard import guard_of
 from turngym.envs.panels import collect_tasks
 

@@ -15,7 +15,7 @@ from turngym.agents.endpoint.logprob_check import DISTORTING, NEUTRAL, slope
 from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.core.errors import AgentError
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.envs.guard import guard_of
 
 LOGITS = {"a": 2.0, "b": 1.0, "c": -0.5, "d": -3.0, "e": -4.0, "f": -6.0}

@@ -27,7 +27,7 @@ from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, SettingsError, TurngymError
 from turngym.core.http_client import retry_after
 from turngym.core.tools import ToolSpec
-from turngym.envs.action_channels import TextChannel, ToolChannel
+from turngym.envs.channels import TextChannel, ToolChannel
 
 VERBS = TextChannel(tags=("search", "answer"))
 TOOL = ToolChannel(tool=ToolSpec(name="t", description="", argument="query", argument_description=""))

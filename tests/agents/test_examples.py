@@ -25,7 +25,7 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.tools import ToolSpec
 from turngym.core.trace import TraceWriter
-from turngym.envs.action_channels import TextChannel, make_channel
+from turngym.envs.channels import TextChannel, make_channel
 from turngym.envs.panels import PanelError
 from turngym.scripts.main import main
 

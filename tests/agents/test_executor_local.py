@@ -135,8 +135,8 @@ def test_copies_of_an_engine_follow_its_weights() -> None:
     from turngym.agents.rendering.renderer import ChatRenderer
     from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
     from turngym.core.protocols import Sampling
-    from turngym.envs.action_channels import TextChannel
     from turngym.envs.alfworld.priors import SMALL, vocabulary
+    from turngym.envs.channels import TextChannel
 
     tokenizer = build_phrase_tokenizer([*vocabulary(SMALL), "<action>", "</action>"])
     torch.manual_seed(0)

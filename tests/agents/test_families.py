@@ -22,7 +22,7 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.agents.rendering.template_dialect import dialect_of_template, with_dialect
 from turngym.agents.rendering.token_history import TokenHistory
 from turngym.core.tools import ToolSpec, tool_call
-from turngym.envs.action_channels import ToolChannel, make_channel
+from turngym.envs.channels import ToolChannel, make_channel
 from turngym.envs.guard import ActionGuard
 from turngym.envs.tool_calls import CALL_ID
 from turngym.scripts.examples.oven import OvenEnv

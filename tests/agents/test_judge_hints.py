@@ -27,7 +27,7 @@ from turngym.agents.rendering.skills import HINT_HEAD
 from turngym.core.episode import Episode
 from turngym.core.errors import AgentError
 from turngym.core.protocols import JudgeRequest
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 
 Make = Callable[..., Any]
 

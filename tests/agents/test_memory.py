@@ -18,7 +18,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.memory import ALL, Memory, PastTurn, chat_messages
 from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.errors import AgentError, TurngymError
-from turngym.envs.action_channels import TextChannel
+from turngym.envs.channels import TextChannel
 from turngym.trainers import train
 from turngym.trainers.batch import pack
 

@@ -21,7 +21,7 @@ from turngym.core.episode import Episode, Status
 from turngym.core.progress import ACTIVITY
 from turngym.core.protocols import GenerateRequest, Generation, PartialFailure, Sampling
 from turngym.core.trace import TraceWriter, read_trace
-from turngym.envs.action_channels import TextChannel, make_channel
+from turngym.envs.channels import TextChannel, make_channel
 from turngym.scripts.main import main
 
 assert turngym.envs

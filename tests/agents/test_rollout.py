@@ -20,7 +20,7 @@ from turngym.agents.rendering.renderer import ChatRenderer
 from turngym.core.episode import Episode, Status
 from turngym.core.errors import AgentError
 from turngym.core.protocols import Sampling
-from turngym.envs.action_channels import TextChannel
+from turngym.envs.channels import TextChannel
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
 from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_trace
-from turngym.envs.action_channels import TextChannel
+from turngym.envs.channels import TextChannel
 from turngym.envs.panels import PanelError, collect_tasks, make_panel, task_order
 
 OPEN = tuple(f"open door {n}" for n in range(1, 11))

@@ -36,7 +36,7 @@ from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.core.episode import Episode
 from turngym.core.protocols import GenerateRequest, Generation, Sampling
 from turngym.core.trace import TraceWriter, read_trace
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.trainers.scorer import LocalScorer
 
 pytestmark = pytest.mark.sglang

@@ -16,7 +16,7 @@ from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.memory import Memory, PastTurn
 from turngym.agents.rendering.verl_agent_prompts import FOLDER, PromptTemplates, read_templates
 from turngym.core.errors import AgentError, TurngymError
-from turngym.envs.action_channels import VerlAgentChannel, make_channel
+from turngym.envs.channels import VerlAgentChannel, make_channel
 from turngym.scripts import main as command
 
 ALFWORLD, WEBSHOP, SEARCH = "turngym/ALFWorld-v0", "turngym/WebShop-v0", "turngym/Search-v0"

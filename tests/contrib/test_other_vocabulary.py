@@ -23,8 +23,8 @@ from turngym.agents.worlds.phrase_tokenizer import build_phrase_tokenizer
 from turngym.core.episode import Episode, Status, TopK, Turn
 from turngym.core.errors import TurngymError
 from turngym.core.task import Task, Verdict
-from turngym.envs.action_channels import make_channel
 from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.channels import make_channel
 from turngym.scripts import train
 from turngym.trainers.algorithm import Scorers, Targets, Tokens
 from turngym.trainers.algorithm_spec import BuildContext

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turngym.core.errors import TurngymError
 from turngym.core.tools import Argument, Tool, ToolSet, ToolSpec, tool_call
-from turngym.envs.action_channels import TextChannel, ToolChannel, make_channel
+from turngym.envs.channels import TextChannel, ToolChannel, make_channel
 from turngym.envs.dialects import DIALECTS
 from turngym.envs.tool_calls import STYLES, THINK, ParsedCall, read_calls
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import turngym.envs  # noqa: F401  (registers the ids)
 from turngym.core.errors import EnvBackendError, TurngymError
-from turngym.envs.action_channels import TextChannel
 from turngym.envs.base import ResetNeeded
+from turngym.envs.channels import TextChannel
 from turngym.envs.guard import ActionGuard, guard_of, listed
 from turngym.envs.testing import check_contract, expect
 

@@ -33,8 +33,8 @@ from turngym.core.spec import changed
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import ToolSpec
 from turngym.core.trace import read_episodes
-from turngym.envs.action_channels import make_channel
 from turngym.envs.alfworld.priors import SMALL, vocabulary
+from turngym.envs.channels import make_channel
 from turngym.scripts.main import main
 from turngym.trainers.batch import pack
 from turngym.trainers.checkpoint import load_shards, save_shards

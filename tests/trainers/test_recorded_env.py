@@ -20,7 +20,7 @@ from turngym.core.episode import Episode
 from turngym.core.errors import SettingsError, TurngymError
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.trace import TraceWriter
-from turngym.envs.action_channels import make_channel
+from turngym.envs.channels import make_channel
 from turngym.scripts import train
 from turngym.trainers.ranks import SINGLE
 from turngym.trainers.run import build_trainer, run_training

@@ -21,8 +21,8 @@ from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.rollout_request import RolloutRequest
 from turngym.core.trace import TraceWriter, read_trace
-from turngym.envs.action_channels import make_channel
 from turngym.envs.alfworld.env import ALFWorldEnv
+from turngym.envs.channels import make_channel
 from turngym.scripts import train
 from turngym.trainers.metrics import read_metrics
 from turngym.trainers.run import build_trainer

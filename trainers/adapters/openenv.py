@@ -210,7 +210,7 @@ class _Socket:
 
 
 async def _told(request: Any, error: Exception) -> Any:
-    """What a client did wrong, told to it."""
+    """Describes a client's mistake, for the client."""
     responses: Any = need("starlette.responses", "the OpenEnv server", "openenv")
     return responses.JSONResponse({"error": str(error)}, status_code=400)
 

@@ -83,7 +83,7 @@ def payload(request: GenerateRequest, params: dict[str, Any], room: int) -> dict
 
 
 def version_number(version: str) -> int:
-    """The policy version that SGLang's name of its weights stands for; 0 where it is no number."""
+    """The policy version in the name that SGLang gives its weights; 0 if the name is not a number."""
     # SGLang names the weights that it started with "default"
     return int(version) if version.isdecimal() else 0
 

@@ -138,7 +138,7 @@ class Trajectory:
         }
 
     def filled(self, token: int) -> Trajectory:
-        """Fills what trainers cannot take empty: one masked `token` where there is no prompt or no response."""
+        """Puts one masked `token` in place of an empty prompt or response, which trainers cannot take."""
         blank = np.array([token], np.int32)
         changed = self if len(self.prompt_ids) else replace(self, prompt_ids=blank)
         if len(self.response_ids):
@@ -153,7 +153,7 @@ class Trajectory:
 
     @classmethod
     def of(cls, episode: Episode) -> Trajectory:
-        """The trajectory of an episode with one token segment; one without turns is empty.
+        """The trajectory of an episode with one token segment. An episode without turns gives an empty one.
 
         Raises:
             TrajectoryError: the history was rewritten (several segments), or the agent had no tokens.

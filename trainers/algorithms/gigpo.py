@@ -158,7 +158,7 @@ class TurnAdvantage:
         return np.array([number for row in anchors for number in row], np.int64)
 
     def _situations(self, episode: Episode) -> Iterator[str]:
-        """What tells one situation of `episode` from another, turn by turn."""
+        """Yields a mark for each turn of `episode` that is equal in equal situations."""
         if self.anchor == "observation":
             return (turn.observation for turn in episode.turns)
         whose = f"the states of {episode.task.task_id} sample {episode.sample}"

@@ -61,7 +61,7 @@ class Reshape:
         return prob_N / (prob_N + self.a) if self.shape == "p_div_p_a" else prob_N
 
     def on_policy(self, logp_N: Tensor, old_logp_N: Tensor) -> Tensor:
-        """What stands for the ratio pi / pi_old: [N], with gradient, its logarithm cut to +-20.
+        """The value in place of the ratio pi / pi_old: [N], with gradient, its logarithm cut to +-20.
 
         f(pi) / f(pi_old) where f is a power or a fraction; logp log pi - log pi_old, without w, as in the published
         code; p_logp the plain ratio plus w times that: a quotient of logarithms would turn its sign with them.

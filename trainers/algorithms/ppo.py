@@ -28,7 +28,7 @@ from turngym.trainers.token_weights import WEIGHTS
 
 
 def at_last_tokens(paid: Sequence[NDArray[np.float64]], batch: RolloutBatch) -> NDArray[np.float64]:
-    """What turns were paid, placed on tokens: float64 [N].
+    """The rewards of turns, placed on their last tokens: float64 [N].
 
     A turn pays the last token that the policy had chosen by its end, in this turn or an earlier one. What was paid
     before the policy chose anything is left out.

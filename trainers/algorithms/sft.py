@@ -62,7 +62,7 @@ class SftConfig(Spec):
 
     @property
     def kinds(self) -> set[str]:
-        """Who plays."""
+        """The players that are drawn from."""
         return {item.partition(":")[0].strip() for item in (self.players or "noisy").split(",")}
 
 

@@ -230,14 +230,14 @@ class Pieces:
     """The teacher's ordinary ids."""
 
     def exact(self, top: TopK) -> tuple[list[Piece], float]:
-        """Where one token of both was said: the teacher's likeliest ids are the student's, or pieces of text; and the
+        """Splits the teacher's likeliest ids into those that the student can say, as ids or pieces of text, and the
         rest."""
         aligned = {number: self._aligned(number, logq) for number, logq in _pairs(top)}
         lost = [logq for number, logq in _pairs(top) if aligned[number] is None]
         return [piece for piece in aligned.values() if piece is not None], _total([_tail_of(top), *lost])
 
     def _aligned(self, number: int, logq: float) -> Piece | None:
-        """What the student says for the teacher's id `number` where both begin a token."""
+        """The student's text for the teacher's id `number`, where both begin a token."""
         text, same = self.texts.get(number, ""), int(self.shared[number])
         if same >= 0:
             longer = self.begin.longer(text, True) if text else ()
@@ -246,8 +246,8 @@ class Pieces:
         return Piece(logq=logq, ids=ids) if ids else None
 
     def by_text(self, span: _Span, index: int, label: int, said: _Said) -> tuple[list[Piece], float]:
-        """What the teacher might have said at token `index` of the student in `span`, given all text before it; and the
-        rest.
+        """The teacher's possible continuations at token `index` of the student in `span`, given all text before it, and
+        the rest.
 
         First the token itself (`label`), then whatever leaves the text on the way to its end. Empty where the token
         begins or ends within a character.
@@ -404,7 +404,7 @@ class _Reading:
             )
 
     def _pieces_by_token(self, answers: dict[int, _Said]) -> dict[int, tuple[list[Piece], float]]:
-        """What the teacher might have said at each token of some spans that can be compared, and the rest."""
+        """The teacher's possible continuations at each token of those spans that can be compared, and the rest."""
         pieces_of = {}
         for number, answer in answers.items():
             span = self.spans[number]
@@ -451,7 +451,8 @@ class _Reading:
         return by_row
 
     def _said(self, numbers: Sequence[int], k: int) -> dict[int, _Said]:
-        """What the teacher says in the spans `numbers`; an exact one's own log-probability is not looked up."""
+        """The teacher's answers for the spans `numbers`. In an exact span the log-probability of the label is not
+        looked up."""
         if not numbers:
             return {}
         by_row = self._by_row(numbers)

@@ -114,7 +114,7 @@ class PrivilegedGroupConfig(Spec):
     """Which message gets what the student is not told: the first observation, the last of role user, the last."""
 
     def unread(self) -> Iterator[tuple[str, str]]:
-        """What nothing reads where the initial policy is not needed."""
+        """Settings of the initial policy, which nothing reads if it is not needed."""
         if not self.kl_coef and self.reader == "live":
             yield from ((name, "kl_coef above 0, or reader initial") for name in ("../frozen", "../reference"))
 

@@ -127,7 +127,7 @@ class CurveSums:
                 self.pools[name].add(cell, value_T, weight_T)
 
     def result(self) -> ByTurn:
-        """What was added so far."""
+        """The sums so far."""
         means = {name: pool.mean() for name, pool in self.pools.items()}
         return ByTurn(
             curves={
@@ -219,7 +219,7 @@ class StepSums:
         self.steps, self.episodes = 0, 0.0
 
     def add(self, row: Row) -> None:
-        """One row; of an evaluation only its time counts."""
+        """Adds one row. Of an evaluation's row only the time counts."""
         if row.get("kind") != "train":
             self.total["time/eval_s"] += row.get("time/eval_s") or 0.0
             return
@@ -236,7 +236,7 @@ class StepSums:
                 self.most[name][cell] = np.fmax(self.most[name][cell], value)
 
     def result(self) -> OverSteps:
-        """What was added so far."""
+        """The statistics so far."""
         parts = {name: _mean(pair) for name, pair in self.parts.items()}
         return OverSteps(
             last_step_B=self.ends,

@@ -89,7 +89,7 @@ class StepTimeSums:
         self.count, self.sums = 0, np.zeros(4)
 
     def add(self, row: Row) -> None:
-        """One row; what has no time or no turns adds nothing."""
+        """Adds one row; a row without a time or without turns adds nothing."""
         values = [row[name] for name in ("turns_mean", "episodes", "time/step_s") if row.get(name) is not None]
         if row.get("kind") == "train" and row["step"] > 1 and len(values) == 3:
             turns, seconds = values[0] * values[1], values[2]
@@ -97,7 +97,8 @@ class StepTimeSums:
             self.sums += np.array([turns, seconds, turns * turns, turns * seconds])
 
     def result(self) -> StepTime:
-        """The line; one through the origin where turns vary by less than 5 %, or the line makes no sense."""
+        """The fitted line. It goes through the origin if turns vary by less than 5 %, or the fit has a negative
+        part."""
         if not self.count or not self.sums[0]:
             return StepTime(intercept=0.0, slope=float("nan"), steps=self.count, fitted=False)
         x, y, xx, xy = self.sums / self.count

@@ -271,7 +271,7 @@ class TurnJudging:
             }
 
     def _settled(self, place: Place) -> bool:
-        """Whether a user has said of the turn what makes votes needless."""
+        """Whether a user's feedback on the turn makes votes needless."""
         return place in self._heard and self._judge.settles(self._heard[place])
 
     def _work(self) -> None:

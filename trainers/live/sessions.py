@@ -203,7 +203,7 @@ class SessionBuffer:
             return dict(sorted(self._left_out.items()))
 
     def as_json(self) -> dict[str, Any]:
-        """What waits, what was trained on, and the ages of the last step's turns."""
+        """The sessions that wait, those trained on, and the ages of the last step's turns."""
         with self._changed:
             return {
                 "ready_sessions": len(self._ready),

@@ -78,7 +78,8 @@ def _names(studies: Iterable[Records]) -> list[str]:
 
 
 def shared_settings(record: Record) -> dict[str, Any]:
-    """What all trainings of a world share, and all agents of it: what they learn from, and when they are evaluated."""
+    """The settings that all trainings, and all agents, of a world share: what they learn from, and when they are
+    evaluated."""
     kinds = ("game", "amount") if record.trained else ("game",)
     every = flat(record.settings).items()
     # at which temperature agents play is compared by itself
@@ -90,13 +91,14 @@ def shared_settings(record: Record) -> dict[str, Any]:
 
 
 def game_settings(record: Record) -> dict[str, Any]:
-    """What all cells of a world share, agents included: what was played, how often, on which tasks."""
+    """The settings that all cells of a world share, agents included: the game, its tasks, and how often they are
+    played."""
     game = {name: value for name, value in record.game.items() if name != "temperature"}
     return {**game, "samples": record.samples, "tasks played": sorted(record.categories)}
 
 
 def row_settings(record: Record) -> dict[str, Any]:
-    """What all seeds of a method share: every setting that changes a number."""
+    """The settings that all seeds of a method share: all that change a number."""
     values = flat(with_paths(record.settings, last_names))
     counted = {path: value for path, value in values.items() if counts(path) and meaning(path) != "seed"}
     return counted | {f"content of {name}": content for name, content in record.contents.items()}

@@ -45,7 +45,7 @@ def portable(settings: Mapping[str, Any], cells: Path) -> dict[str, Any]:
 
 
 def last_names(path: object) -> str:
-    """The last two names of a path, which are the same on another machine; of a checkpoint its run's as well."""
+    """The last two names of a path, which are the same on every machine; for a checkpoint its run's name as well."""
     parts = Path(str(path)).parts
     is_checkpoint = parts[-3:-2] == ("checkpoints",) and parts[-1] == "model"
     return "/".join(parts[-4 if is_checkpoint else -2 :])

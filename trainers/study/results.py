@@ -47,7 +47,7 @@ def same_step(rows: Rows, baseline: str) -> tuple[int, dict[str, AccuracyEstimat
 
 
 def common_steps(rows: Rows) -> set[int]:
-    """The steps after which all runs were evaluated; that before training only where no run has another."""
+    """The steps after which all runs were evaluated. Step 0 is among them only if there is no other."""
     records = [record for seeds in rows.values() for record in seeds.values()]
     grids = [{point.step for point in record.evaluations} for record in records if record.trained]
     common = set.intersection(*grids) if grids else {0}
@@ -159,7 +159,7 @@ def maps_at(
 
 
 def averaged_evaluations(rows: Rows) -> int:
-    """How many evaluations Same-Step is a mean of: those that all runs have, four at most."""
+    """How many evaluations Same-Step averages: those that all runs have, at most four."""
     return min(LAST, len(common_steps(rows)))
 
 
@@ -215,8 +215,8 @@ def total_cost(seeds: Mapping[int, Record]) -> Cost:
 
 
 def times_less(base: Mapping[int, Record], seeds: Mapping[int, Record], measure: str) -> tuple[float, ...]:
-    """How many times less a method cost than the baseline: of mean totals, then the least and the most of the seeds
-    that both have, where these are several; empty where a cost is not known or nothing."""
+    """How many times less a method cost than the baseline: by mean totals, then the least and the greatest ratio of the
+    seeds that both have, if there are several. Empty if a cost is unknown or 0."""
     if not base:
         return ()
     pairs = [(base[seed].total, seeds[seed].total) for seed in base if seed in seeds]

@@ -74,7 +74,7 @@ class StudyWorld:
 
 
 def caption(name: str, rows: Rows) -> str:
-    """What the columns of a table of one world say, with the number of evaluations that a mean is over, and n."""
+    """Explains the columns of a world's tables, with the number of evaluations in a mean, and n."""
     about = " ".join((TABLES[name].__doc__ or "").split())
     return f"{about.replace('LAST EVALUATIONS', last_evaluations(rows))} {sizes(rows)}"
 
@@ -114,7 +114,7 @@ def tables_of(study: Records) -> dict[str, Table]:
 
 
 def notes_of(study: Records) -> list[str]:
-    """What the tables of `study` leave out, a line each: tasks without an episode, and seeds that do not pair up."""
+    """Lists what the tables of `study` leave out: tasks without an episode, and seeds that do not pair up."""
     notes = []
     every: dict[str, set[str]] = {}
     for record in study.records:
@@ -146,7 +146,7 @@ def notes_of(study: Records) -> list[str]:
 
 
 def _no_step_in_common(rows: Rows) -> Iterable[str]:
-    """The note that runs share no evaluation after training has begun, where it is so."""
+    """A note if runs share no evaluation after training has begun."""
     trained = {name: [record for record in seeds.values() if record.trained] for name, seeds in rows.items()}
     steps = {
         name: set.intersection(*({point.step for point in record.evaluations} for record in runs)) - {0}
@@ -159,7 +159,7 @@ def _no_step_in_common(rows: Rows) -> Iterable[str]:
 
 
 def _no_curve(rows: Rows) -> Iterable[str]:
-    """The note that runs have too few evaluations for a value at a cost, where it is so."""
+    """A note if runs have too few evaluations for a value at a cost."""
     few = [
         name
         for name, seeds in rows.items()
@@ -536,7 +536,8 @@ def regime(view: StudyWorld) -> Table:
 
 
 def _plus_minus(spread: float | None) -> str:
-    """Nothing where seeds lie no further apart than chance alone puts them: they are not known to be equal."""
+    """The spread of seeds; "" if they lie no further apart than chance alone puts them, since they are not known to be
+    equal."""
     return "" if spread is None or 100 * spread < 0.05 else f" ± {100 * spread:.1f}"
 
 

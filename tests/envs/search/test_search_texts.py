@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turngym.core.errors import TaskError
-from turngym.envs.action_channels import blocks
+from turngym.envs.channels import blocks
 from turngym.envs.search import turn_protocol
 from turngym.envs.search.passage_text import DocFormat, harmless, render, shorten
 from turngym.envs.search.reward import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from turngym.core.errors import TurngymError
 from turngym.core.tools import ToolSpec
-from turngym.envs.action_channels import (
+from turngym.envs.channels import (
     Channel,
     Parsed,
     TextChannel,
