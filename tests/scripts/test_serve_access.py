@@ -44,7 +44,7 @@ def test_a_long_name_is_not_repeated() -> None:
     assert "the header Host is 5000 characters long" in str(HERE.refusal("x" * 5000, None))
 
 
-@pytest.mark.parametrize("name", ["request_origin.py", "servers/server_launch.py", "servers/sglang_cpu.py"])
+@pytest.mark.parametrize("name", ["request_origin.py", "servers/guarded_server.py", "servers/sglang_cpu.py"])
 def test_what_a_servers_own_python_loads_needs_nothing_of_turngym(name: str) -> None:
     tree = ast.parse((AGENTS / name).read_text(encoding="utf-8"))
     wanted = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
