@@ -202,7 +202,7 @@ def _written_elsewhere(model: Any, stored: Any) -> set[str]:
 
 
 def _compare(expected: Mapping[str, Tensor], actual: Any, folder: Path) -> None:
-    """Raises ModelError where the tensors `found`, stored or a state dict, are not those that are `expected`."""
+    """Raises ModelError unless the tensors `actual`, stored or a state dict, are those that are `expected`."""
     import torch
 
     stored = isinstance(actual, _Stored)

@@ -186,7 +186,7 @@ def _fit(
     """Completes a table by the defaults of its fields, and leaves out what a chosen kind lacks, if nobody asked for it.
 
     A union gets the kind that it has by default, and a table that is given in part keeps the rest of its own default:
-    that of `whole`, the object whose place `table` takes, if it is one of `cls`.
+    that of `usual_table`, the object whose place `table` takes, if it is one of `cls`.
     """
     for field in fields_of(cls):
         field_path, tables = f"{path}{field.name}", tables_in(field.type)

@@ -134,7 +134,7 @@ def must_be_given(cls: Any, path: str) -> bool:
 
 
 def _walk(cls: type[Any], above: str, owner: Any = None) -> Iterator[Setting]:
-    """The settings below a table; their defaults are those of `whole`, the object that is the table's own default."""
+    """The settings below a table; their defaults are those of `owner`, the object that is the table's own default."""
     for field in fields_of(cls):
         path, tables = f"{above}{field.name}", tables_in(field.type)
         optional = type(None) in members_of(field.type)

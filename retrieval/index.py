@@ -429,7 +429,7 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
 
 
 def _changes(state: Path, plan: dict[str, Any]) -> dict[str, str]:
-    """Compares the plan `now` with the one that `state` was written for. Returns the changes in words, by key."""
+    """Compares `plan` with the one that `state` was written for. Returns the changes in words, by key."""
     earlier = json_object(state, lambda why: IndexFolderError(f"{why}; --restart throws the unfinished build away"))
     differ = [key for key in {*earlier, *plan} if earlier.get(key) != plan.get(key)]
     return {key: f"{key} {earlier.get(key)!r} then, {plan.get(key)!r} now" for key in differ}

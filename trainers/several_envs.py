@@ -77,8 +77,8 @@ class FurtherEnv:
 def _in_env(
     config: TrainConfig, env: dict[str, Any], panel: str | None, asked_values: Mapping[str, Any] | None = None
 ) -> TrainConfig:
-    """The settings of a run in another environment: what `env` says of it, evaluated on `panel`, and on top of what
-    they say what is `asked` (by path)."""
+    """The settings of a run in another environment: those of `env`, evaluated on `panel`, with `asked_values`
+    (by path) on top."""
     table = to_table(config)
     table["play"] = {name: value for name, value in table["play"].items() if name not in Game.__struct_fields__} | env
     table["play"]["also"] = ()

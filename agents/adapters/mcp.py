@@ -150,9 +150,9 @@ class Episodes:
     def _make_room(self, client: str) -> None:
         """Raises CallError where as many are open as may be, and all of them in use."""
         with self._lock:
-            clients_own = [name for name, playing in self._open.items() if playing.client == client]
-            full = self.share is not None and len(clients_own) >= self.share
-            among = clients_own if full else list(self._open)
+            own_sessions = [name for name, playing in self._open.items() if playing.client == client]
+            full = self.share is not None and len(own_sessions) >= self.share
+            among = own_sessions if full else list(self._open)
             if not full and len(among) < self.most:
                 return
             late = self.clock() - IDLE_SECONDS

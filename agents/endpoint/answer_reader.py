@@ -151,7 +151,7 @@ def read_answer(body: Any, expected: Expected | None = None) -> ChatAnswer:
 def _read_choices(completion: Completion, expected: Expected, reading: Reading, *, no_tokens: bool) -> ChatAnswer:
     if not completion.choices:
         raise UnreadableAnswer("the answer has no choices: []", foreign=True)
-    choices = [reading.take(Choice, table_given, "choice.") for table_given in completion.choices[:MOST_TOP]]
+    choices = [reading.take(Choice, choice, "choice.") for choice in completion.choices[:MOST_TOP]]
     for choice in choices:
         choice.message = sendable(choice.message)
     messages = [reading.take(Message, choice.message, "message.") for choice in choices]
@@ -279,8 +279,8 @@ _BROKE = re.compile(
 
 
 def _ending(reason: str, native: str, empty: bool, drew_none: bool) -> tuple[str, str]:
-    """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `given`, and in the words of the
-    server behind a router with `native`.
+    """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `reason`; `native` is the word of
+    the server behind a router.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
     """

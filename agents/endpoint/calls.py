@@ -92,7 +92,7 @@ def own_id(message: int, place: int) -> str:
 
 
 def _arguments(arguments: Any, reading: Reading) -> Any:
-    """`given` without half surrogate pairs. Its text may escape them (`\\\\ud83d`), and servers that parse a
+    """`arguments` without half surrogate pairs. Their text may escape them (`\\\\ud83d`), and servers that parse a
     conversation refuse them there."""
     # of a tool that needs none, many servers send an empty text or nothing
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):

@@ -104,8 +104,8 @@ class HttpJudge:
             jobs = [self._vote(request, vote) for request in requests for vote in range(votes)]
             return list(await asyncio.gather(*jobs))
 
-        votes_given = self._loop.run(ask_all())
-        rows = [votes_given[start : start + votes] for start in range(0, len(votes_given), votes)]
+        answers = self._loop.run(ask_all())
+        rows = [answers[start : start + votes] for start in range(0, len(answers), votes)]
         return [
             Judgment(
                 votes=tuple(vote.text for vote in row),
@@ -168,11 +168,11 @@ class PolicyJudge:
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         sampling = replace(self.sampling, stop_ids=(*self.sampling.stop_ids, *self.template.stop_ids))
-        generate = []
+        prompts = []
         for number, request in enumerate(requests):
             ids = self.template.encode(self.template.render(self.template.opening(*messages(request))))
             for vote in range(self.votes):
-                generate.append(
+                prompts.append(
                     GenerateRequest(
                         session=f"judge/{number}/{vote}",
                         prompt_ids=ids,
@@ -180,8 +180,8 @@ class PolicyJudge:
                         stream=(JUDGE_STREAM, self.seed, task_number(f"{request.kind} {request.name}"), vote),
                     )
                 )
-        generations = generate_apart(self.policy, generate)
-        for item in generate:
+        generations = generate_apart(self.policy, prompts)
+        for item in prompts:
             self.policy.release(item.session)
         rows = [generations[start : start + self.votes] for start in range(0, len(generations), self.votes)]
         return [self._judgment(request, row) for request, row in zip(requests, rows, strict=True)]

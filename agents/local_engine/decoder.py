@@ -212,7 +212,7 @@ def read_weights(model: Any, old: Weights | None = None, given: frozenset[int] =
 def _settled(new: Any, old: Any, foreign: frozenset[int]) -> Any:
     """`new`, `Weights` or a part of it, its tensors copied to where those of `old` lie if they have the same layout.
 
-    Memory in `given` is somebody else's: it is neither copied nor written.
+    Memory in `foreign` is somebody else's: it is neither copied nor written.
     """
     if isinstance(new, Tensor):
         if not isinstance(old, Tensor) or new is old or _layout(new) != _layout(old):

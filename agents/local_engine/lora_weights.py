@@ -216,7 +216,7 @@ def _scale(config: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) 
 def _merge_layer(
     layer: Any, tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str, shared: frozenset[int]
 ) -> None:
-    """Give `layer`, called `name`, the weights that the adapter makes of its own; `found` is in the adapter's file."""
+    """Give `layer`, called `name`, the weights that the adapter makes of its own; `tensors` are the adapter's."""
     from torch import nn
 
     new = {kind: tensors[f"own.{kind}"] for kind in ("weight", "bias") if f"own.{kind}" in tensors}

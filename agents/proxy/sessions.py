@@ -262,11 +262,11 @@ class SessionTable:
             while True:
                 session = self._open.get(name)
                 if session is None:
-                    clients_own = [
+                    own_sessions = [
                         candidate for candidate in self._open.values() if candidate.name[:CLIENT] == name[:CLIENT]
                     ]
-                    if len(clients_own) >= self._share or len(self._open) >= self._limit:
-                        among = clients_own if len(clients_own) >= self._share else list(self._open.values())
+                    if len(own_sessions) >= self._share or len(self._open) >= self._limit:
+                        among = own_sessions if len(own_sessions) >= self._share else list(self._open.values())
                         idle = [candidate for candidate in among if not candidate.queue]
                         if not idle:
                             raise busy(f"{len(among)} sessions are open and all of them busy; ask again later")

@@ -503,9 +503,9 @@ def _compare(
     theirs = server.dialect.read_texts(answers)
     if len(theirs) != len(mine):
         raise ServerError(f"{server.url} answered {excerpt(answers, 200)!r}; {len(mine)} rows were asked for")
-    for name, ours, servers in zip(names, mine, theirs, strict=True):
-        if ours != servers:
+    for name, ours, served in zip(names, mine, theirs, strict=True):
+        if ours != served:
             raise ServerError(
-                f"{server.url} has another vocabulary: {name} is {servers!r} there and {ours!r} here. Start it with "
+                f"{server.url} has another vocabulary: {name} is {served!r} there and {ours!r} here. Start it with "
                 "the same tokenizer"
             )

@@ -238,11 +238,11 @@ class Planner:
         return cost + min(doors, default=0)
 
     def _steps_to(self, position: int | None, receptacle: int) -> int:
-        """Actions from `place` (a receptacle; None: where the agent is) until `receptacle` is open before the agent."""
+        """Actions from `position` (a receptacle; None: the agent's) until `receptacle` is open before the agent."""
         return int(not self._together(position, receptacle)) + int(self._closed(receptacle))
 
     def _together(self, position: int | None, receptacle: int) -> bool:
-        """Whether `receptacle` is known to be at the location of `place`."""
+        """Whether `receptacle` is known to be at the location of `position`."""
         near = here_now(self.engine)
         if self.known.complete and position is not None:
             where = self.problem.receptacle_location

@@ -565,7 +565,7 @@ class _Linker:
         return members[int(np.searchsorted(sums, self._rng.random() * sums[-1], "right"))] if members else None
 
     def _fits(self, subject: Entity, relation: str, target: Entity) -> bool:
-        """Whether `other` can be the object: unmarried for a spouse, and of an age that makes sense."""
+        """Whether `target` can be the object: unmarried for a spouse, and of an age that makes sense."""
         if relation == "person.spouse" and (target.id, relation) in self.facts:
             return False
         if self._config.plain:

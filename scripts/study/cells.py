@@ -130,7 +130,7 @@ def _check_games(cells: Sequence[Cell], where: str) -> None:
     """Raises SettingsError where cells of one world would be evaluated by other rules: they stand in one table."""
     first: dict[str, Cell] = {}
     # scripted agents, which have no temperature, after those that have one
-    for cell in sorted(cells, key=lambda cell_sorted: cell_sorted.game["temperature"] is None):
+    for cell in sorted(cells, key=lambda entry: entry.game["temperature"] is None):
         first_cell = first.setdefault(cell.world, cell)
         for name, (reference, value) in differing(first_cell.game, cell.game).items():
             if name == "temperature" and value is None:

@@ -282,7 +282,7 @@ class Pieces:
         return [replace(piece, logq=piece.logq - total) for piece in pieces], UNKNOWN_TAIL
 
     def _left(self, span: _Span, start: int, border: int, number: int, logq: float) -> Piece | None:
-        """What the student says at `start` of the span where the teacher leaves its text at `here`, with id `other`."""
+        """The student's piece at `start` of the span where the teacher leaves its text at `border` with id `number`."""
         if not start and not border:
             return self._aligned(number, logq)
         if number not in self.texts:
@@ -300,7 +300,7 @@ def _total(logq: Sequence[float]) -> float:
 
 
 def _tail_of(top: TopK, label: int | None = None, logq: float = math.nan) -> float:
-    """The log-probability of all ids but those in a row of `top`, and but the one that was `said`; NaN if unknown."""
+    """The log-probability of all ids but those in a row of `top` and the `label`; NaN if unknown."""
     if top.tail is None:
         return math.nan
     tail = float(top.tail)
