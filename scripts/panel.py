@@ -124,8 +124,8 @@ def _opened(command: ExportPrompts) -> tuple[Any, Sequence[str], dict[str, str]]
 
 
 def _arguments(env_kwargs: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `gym.make` in JSON, merged with `options`, which the command line has, too. Raises TurngymError for an
-    argument in both, and for a channel, which belongs to the agent."""
+    """Arguments of `gym.make` in JSON, merged with `options`, which the command line has, too. Raises TurngymError for
+    an argument in both, and for a channel, which belongs to the agent."""
     kwargs = json_object("--env-kwargs", env_kwargs)
     if "channel" in kwargs:
         raise TurngymError(f"--env-kwargs: channel is {brief(kwargs['channel'], 80)}; valid: --channel")

@@ -279,8 +279,8 @@ _BROKE = re.compile(
 
 
 def _ending(reason: str, native: str, empty: bool, drew_none: bool) -> tuple[str, str]:
-    """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `reason`; `native` is the word of
-    the server behind a router.
+    """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `reason`; `native` is the word
+    of the server behind a router.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
     """
