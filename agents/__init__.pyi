@@ -7,7 +7,9 @@ from .evaluation.play_panel import EvalResult as EvalResult
 from .evaluation.play_panel import TaskEvaluation as TaskEvaluation
 from .evaluation.scores import score as score
 from .evaluation.training_evaluation import PanelEvaluation as PanelEvaluation
-from .executor.worker_count import WorkerOptions as WorkerOptions
+from .executor.worker_count import InProcess as InProcess
+from .executor.worker_count import LocalProcesses as LocalProcesses
+from .executor.worker_count import RayActors as RayActors
 from .executor.workers import open_workers as open_workers
 from .judges.votes import majority as majority
 from .local_engine.engine import LocalEngine as LocalEngine

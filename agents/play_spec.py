@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from turngym.agents.endpoint.options import EndpointOptions
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import AnyWorkers, AutoWorkers
 from turngym.core.errors import SettingsError
 from turngym.core.nested import KIND
 from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed, Share, Signed
@@ -457,8 +457,10 @@ class Compute(Spec):
     """Episodes played, and requests generated, at a time."""
     data: str | None = None
     """Folder of the environment's data; by default where it looks for them (for ALFWorld: $ALFWORLD_DATA)."""
-    workers: WorkerOptions = msgspec.field(default_factory=WorkerOptions)
-    """Which processes play."""
+    workers: AnyWorkers = AutoWorkers()
+    """Processes that play episodes. `N` of them on this machine, 0 for this process, `ray:N` actors of a Ray cluster;
+    auto starts several if a tiny model plays so many episodes that starting them pays off. The episodes are the same
+    for any number of workers."""
 
 
 class EvalSpec(Spec):

@@ -94,8 +94,7 @@ def _base_of(cls: Any) -> Any:
 
 def _main(cls: type[Any]) -> str:
     """The field that a text stands for: the first one that the class does not inherit; "" if there is none."""
-    base = _base_of(cls)
-    shared = {field.name for field in fields_of(base)} if base is not cls else set()
+    shared = {field.name for field in fields_of(cls.__mro__[1])} if kind_of(cls) is not None else set()
     return next((field.name for field in fields_of(cls) if field.name not in shared), "")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from turngym.agents.executor.worker_count import RayActors
 from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
 from turngym.agents.presets import find_preset
@@ -138,10 +139,9 @@ def run_training(
                 f"--engine {kind_of(type(config.engine))} with {ranks.size} training processes: start servers with "
                 "`turngym serve policy`, and name them with --policy-server"
             )
-        workers = config.workers
-        if workers.executor == "ray" and workers.ray_address is None:
+        if isinstance(config.workers, RayActors) and config.workers.ray_address is None:
             raise TurngymError(
-                f"--executor ray with {ranks.size} training processes: each would start a Ray of its own; name the "
+                f"--workers ray with {ranks.size} training processes: each would start a Ray of its own; name the "
                 "cluster with --ray-address (auto, HOST:PORT)"
             )
         if config.models.device == "auto":

@@ -101,7 +101,7 @@ class StudentPlayer:
         workload = PlayWorkload(
             episodes=run.episodes, model=None if elsewhere else run.learner.model, ahead=run.actor is not None
         )
-        choice = config.workers.choice(workload)
+        choice = config.workers.count(workload)
         self.players = str(choice)
         """Who plays the episodes, in words, for those who read the run's settings."""
         self.play: PlayJobs = self._closing.enter_context(open_workers(config.workers, workload))

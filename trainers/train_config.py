@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import AnyWorkers, AutoWorkers
 from turngym.agents.judges.judge_settings import AnyJudge, Expert, OwnJudge, Rules
 from turngym.agents.play_spec import SAMPLES, TEMPERATURE, AnyAgent, Game, ModelChat
 from turngym.agents.resolve_play import at_home, folder_layer, full_panel_name, unsaid_channel
@@ -273,7 +273,10 @@ class TrainConfig(Spec, Learns):
     engine: AnyEngine = Here()
     """What plays. This process (`local`), `servers` (--policy-server), or a server (`sglang`, `vllm`) that the run
     starts beside itself, on the same GPU."""
-    workers: WorkerOptions = WorkerOptions()
+    workers: AnyWorkers = AutoWorkers()
+    """Processes that play episodes. `N` of them on this machine, 0 for this process, `ray:N` actors of a Ray cluster;
+    auto starts several if a tiny model plays so many episodes that starting them pays off. The episodes are the same
+    for any number of workers."""
 
     @property
     def stale(self) -> Ahead | None:

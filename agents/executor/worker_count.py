@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.cpu_cores import available_cores
 from turngym.core.errors import TurngymError
-from turngym.core.numbers import NotNegative, Number, Patience, Processes
-from turngym.core.spec import Spec, Unread, needing
+from turngym.core.nested import KIND
+from turngym.core.numbers import NotNegative, Number, Patience, Threads
+from turngym.core.spec import Spec
 
 EPISODES = 2000
 """Fewest episodes for which starting workers pays off: it takes each some seconds of processor time, about a third of
@@ -73,48 +74,82 @@ def choose_workers(workload: PlayWorkload, cores: int | None = None) -> WorkerCo
     return WorkerCount(workers=min(cores, WORKERS), reason=f"{cores} cores, {workload.episodes} episodes")
 
 
-class WorkerOptions(Spec):
+class WorkerOptions(Spec, tag_field=KIND):
     """Which processes play. The episodes are the same for any number of workers."""
 
-    workers: Processes | Literal["auto"] = "auto"
-    """Processes that play episodes. Each has its own environments and copy of the model. 0 is this process; auto starts
-    several if a tiny model plays so many episodes that starting them pays off."""
-    executor: Literal["local", "ray"] = "local"
-    """Where workers run. Processes on this machine, or actors of a Ray cluster."""
-    ray_address: str | None = None
-    """Address of the Ray cluster. `auto`, `HOST:PORT` or `ray://...`; by default Ray is started on this machine."""
-    worker_cpus: NotNegative = 1.0
-    """ray: processors that each worker claims."""
-    worker_gpus: NotNegative = 0.0
-    """ray: accelerators that each worker claims; a part of one may be claimed."""
-    retries: Number = 2
-    """How often an episode is restarted after its worker died, before it counts as failed."""
     step_timeout: Patience = STEP_TIMEOUT
     """Seconds for one step of an environment. Or for one reset, or one call of a --reward function, in any process. A
     longer one is given up, and its episode ends as error_timeout; inf waits for ever. One that holds the interpreter
     lock (a pattern, a C extension) ends its process after twice this time and 20 s. A worker is replaced; with
     --workers 0 the command ends and keeps the episodes that have finished."""
+
+    def count(self, workload: PlayWorkload) -> WorkerCount:
+        """How many workers play."""
+        raise NotImplementedError
+
+    @classmethod
+    def table_of(cls, text: str) -> dict[str, Any]:
+        """Reads `N`: 0 is this process, a larger number so many processes."""
+        if not (text.isascii() and text.isdigit()):
+            return super().table_of(text)
+        return {KIND: "local", "processes": int(text)} if int(text) else {KIND: "none"}
+
+
+class InProcess(WorkerOptions, tag="none"):
+    """No workers: this process plays."""
+
+    def count(self, workload: PlayWorkload) -> WorkerCount:
+        return WorkerCount(workers=0, reason="--workers")
+
+
+class StartedWorkers(WorkerOptions):
+    """Workers that may die."""
+
+    retries: Number = 2
+    """How often an episode is restarted after its worker died, before it counts as failed."""
     worker_timeout: Patience = 600.0
     """Seconds after which a worker that gives no sign is ended, and its episodes are restarted (`retries`)."""
 
-    def unread(self) -> Unread:
-        if self.executor != "ray":
-            yield from needing("--executor ray", "ray_address", "worker_cpus", "worker_gpus")
-        if self.workers == 0:
-            yield from needing("--workers of 1 or more, or auto", "retries", "worker_timeout")
-
     def __post_init__(self) -> None:
         # all steps of a round may hang, which takes a worker two limits
-        if self.workers != 0 and not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:
+        if not math.isinf(self.step_timeout) and self.worker_timeout <= 2 * self.step_timeout:
             raise TurngymError(
                 f"worker_timeout is {self.worker_timeout:g}; a worker needs more than twice --step-timeout "
                 f"({self.step_timeout:g}) before it is taken for dead"
             )
-        if self.executor == "ray" and self.workers in (0, "auto"):
-            raise TurngymError("--executor ray needs --workers, the number of actors")
 
-    def choice(self, workload: PlayWorkload) -> WorkerCount:
-        """The number of workers: as asked, or for `auto` as many as pay off."""
-        if self.workers == "auto":
-            return choose_workers(workload)
-        return WorkerCount(workers=self.workers, reason="--workers")
+
+class AutoWorkers(StartedWorkers, tag="auto"):
+    """Several processes if a tiny model plays so many episodes that starting them pays off, else this process."""
+
+    def count(self, workload: PlayWorkload) -> WorkerCount:
+        return choose_workers(workload)
+
+
+class LocalProcesses(StartedWorkers, tag="local", kw_only=True):
+    """Processes on this machine."""
+
+    processes: Threads
+    """How many. Each has its own environments and copy of the model."""
+
+    def count(self, workload: PlayWorkload) -> WorkerCount:
+        return WorkerCount(workers=self.processes, reason="--workers")
+
+
+class RayActors(StartedWorkers, tag="ray", kw_only=True):
+    """Actors of a Ray cluster."""
+
+    actors: Threads
+    """How many. Each has its own environments and copy of the model."""
+    ray_address: str | None = None
+    """Address of the Ray cluster. `auto`, `HOST:PORT` or `ray://...`; by default Ray is started on this machine."""
+    worker_cpus: NotNegative = 1.0
+    """Processors that each worker claims."""
+    worker_gpus: NotNegative = 0.0
+    """Accelerators that each worker claims; a part of one may be claimed."""
+
+    def count(self, workload: PlayWorkload) -> WorkerCount:
+        return WorkerCount(workers=self.actors, reason="--workers")
+
+
+AnyWorkers = AutoWorkers | InProcess | LocalProcesses | RayActors

@@ -10,32 +10,31 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from turngym.agents.executor.errors import ExecutorError
-from turngym.agents.executor.worker_count import PlayWorkload, WorkerOptions
+from turngym.agents.executor.worker_count import AnyWorkers, AutoWorkers, PlayWorkload, RayActors, StartedWorkers
 from turngym.agents.playing.agent import Agent, ConcurrentAgent, Conversation
 from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, RolloutSettings, rollout
 from turngym.agents.playing.timed_calls import STEP_TIMEOUT
 from turngym.core.episode import Episode
-from turngym.core.resolve import checked
 
 T = TypeVar("T")
 
 
 @contextmanager
-def open_workers(options: WorkerOptions, workload: PlayWorkload | None = None) -> Iterator[PlayJobs]:
+def open_workers(options: AnyWorkers, workload: PlayWorkload | None = None) -> Iterator[PlayJobs]:
     """Open a function that plays jobs as `rollout` does; its workers end with the context. `auto` uses `workload`."""
-    options = checked(options)
-    choice = options.choice(workload or PlayWorkload(episodes=0))
+    choice = options.count(workload or PlayWorkload(episodes=0))
     if not choice.workers:
         yield partial(rollout, step_timeout=options.step_timeout)
         return
     from turngym.agents.executor.parallel import ParallelRollout, ParallelWherePossible
     from turngym.agents.executor.processes import LocalWorkers, Workers
 
-    chosen_here = options.workers == "auto"
+    assert isinstance(options, StartedWorkers)
+    chosen_here = isinstance(options, AutoWorkers)
     if chosen_here:
         print(f"episodes are played by {choice}; --workers 0: by this process", file=sys.stderr)
     workers: Workers
-    if options.executor == "ray":
+    if isinstance(options, RayActors):
         from turngym.agents.executor.ray_cluster import RayWorkers
 
         workers = RayWorkers(

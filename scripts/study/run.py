@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from turngym.agents.evaluation.packed import pack_result
 from turngym.agents.evaluation.packed_file import SUFFIX
@@ -54,7 +54,6 @@ from turngym.trainers.study.records import (
 )
 from turngym.trainers.train_config import TrainConfig
 
-Executor = Literal["local", "ray"]
 POLL = 2.0
 """Seconds between two looks at cells that run elsewhere."""
 
@@ -70,10 +69,9 @@ class RunOptions(Spec):
     """A setting in TOML that overrides the file's, for example 'train.steps = 12'; may be given several times."""
     parallel: Threads = 2
     """Cells at a time in this process, one thread each."""
-    executor: Executor = "local"
-    """Where cells run: processes of this machine, or tasks of a Ray cluster that shares the folder."""
-    ray_address: str | None = None
-    """Address of the Ray cluster (auto, HOST:PORT); by default one is started on this machine."""
+    ray: str | None = None
+    """Address of a Ray cluster that shares the folder (auto, HOST:PORT), or `start` for one on this machine: cells run
+    as its tasks; by default as processes of this machine."""
     processes: Threads = 1
     """Processes that train a cell together, under torchrun: one for each GPU of a node. Then give --parallel 1."""
     pack: bool = False
@@ -83,9 +81,7 @@ class RunOptions(Spec):
 
     def unread(self) -> Unread:
         if self.print:
-            yield from needing("to run (no --print)", "parallel", "executor", "ray_address", "pack")
-        if self.executor != "ray":
-            yield from needing("--executor ray", "ray_address")
+            yield from needing("to run (no --print)", "parallel", "ray", "pack")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -118,7 +114,7 @@ def run_study(
         file: a study file, or the name of one that comes along.
         out: folder of the study; by default runs/NAME.
         command: the caller, as recorded beside the records.
-        settings: what `turngym study run --help` lists, by the same names: set, parallel, executor, pack, ...
+        settings: what `turngym study run --help` lists, by the same names: set, parallel, ray, pack, ...
 
     Raises TurngymError, before anything is run, for a file that cannot be meant, and for a folder that holds one of its
     cells with other settings; at the end, if a cell failed.
@@ -171,8 +167,8 @@ def _run(options: RunOptions, command: str) -> Records:
             write_records(records, out / "tables" / DATA)
         return records
 
-    if options.executor == "ray":
-        _run_on_ray(cells, options, study, keep_records)
+    if options.ray is not None:
+        _run_on_ray(cells, None if options.ray == "start" else options.ray, options.parallel, study, keep_records)
     else:
         run_cells(cells, options.parallel, _average_weights if study.evaluate.average else None, keep_records)
     records = keep_records()
@@ -312,7 +308,9 @@ def last_trace(cell: Cell) -> Path:
     return cell.folder / ("trace.jsonl" if cell.verb == "eval" else f"eval/step_{cell.steps:06d}.jsonl")
 
 
-def _run_on_ray(cells: Sequence[Cell], options: RunOptions, study: Study, recorded: Callable[[], object]) -> None:
+def _run_on_ray(
+    cells: Sequence[Cell], address: str | None, parallel: int, study: Study, recorded: Callable[[], object]
+) -> None:
     """Runs cells as tasks of a Ray cluster whose machines share the folder; starts first, then the others.
 
     Calls `recorded` where cells have ended.
@@ -321,9 +319,9 @@ def _run_on_ray(cells: Sequence[Cell], options: RunOptions, study: Study, record
 
     from turngym.agents.executor.worker_count import available_cores
 
-    starts_ray, address = not ray.is_initialized(), options.ray_address
+    starts_ray = not ray.is_initialized()
     if starts_ray:
-        cores = None if address else min(options.parallel, available_cores())
+        cores = None if address else min(parallel, available_cores())
         ray.init(address=address, num_cpus=cores, log_to_driver=False)
     average_too, failed = study.evaluate.average, list[str]()
     try:

@@ -14,9 +14,9 @@ import pytest
 from turngym.agents import (
     ChatSettings,
     ExpertAgent,
+    InProcess,
     ModelAgent,
     OpenedAgent,
-    WorkerOptions,
     evaluate,
     open_agent,
     open_workers,
@@ -323,8 +323,7 @@ def no_samples() -> EvalSpec:
 MADE_IN_PYTHON: list[tuple[str, Callable[[], Any]]] = [
     ("samples", lambda: evaluate(no_samples())),
     ("samples", lambda: play_episodes(no_samples())),
-    ("step_timeout", lambda: open_workers(WorkerOptions(workers=0, step_timeout=0)).__enter__()),
-    ("retries", lambda: open_workers(WorkerOptions(workers=0, retries=3)).__enter__()),
+    ("step_timeout", lambda: open_workers(InProcess(step_timeout=0)).__enter__()),
     ("max_context", lambda: complete_settings(ChatSettings(max_context=-1), None, env_class("turngym/Search-v0").tool)),
     ("deadline", lambda: ProxyService(None, None, Path(), ProxySettings(deadline=0), max_context=8)),  # type: ignore[arg-type]
 ]

@@ -26,7 +26,7 @@ from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.endpoint.usage import usage_of
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import LocalProcesses
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.play_spec import EndpointChat, OpenAI
 from turngym.agents.playing.env_maker import env_maker
@@ -752,7 +752,7 @@ def test_workers_ask_by_themselves(serve: Any, make_doors: Any) -> None:
     env.close()
     here = rollout(jobs, make, agent)
     assert pickle.loads(pickle.dumps(agent)).name == "openai tiny"
-    with open_workers(WorkerOptions(workers=2)) as play:
+    with open_workers(LocalProcesses(processes=2)) as play:
         there = play(jobs, make, agent, slots=2)
         assert [e.turns for e in there] == [e.turns for e in here]
         assert [e.meta for e in there] == [e.meta for e in here]

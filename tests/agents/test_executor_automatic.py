@@ -18,7 +18,15 @@ from turngym.agents.executor import worker_count as automatic
 from turngym.agents.executor import workers as open_workers
 from turngym.agents.executor.errors import UnsendableError
 from turngym.agents.executor.parallel import ParallelRollout
-from turngym.agents.executor.worker_count import PlayWorkload, WorkerCount, WorkerOptions, choose_workers
+from turngym.agents.executor.worker_count import (
+    AnyWorkers,
+    AutoWorkers,
+    InProcess,
+    LocalProcesses,
+    PlayWorkload,
+    WorkerCount,
+    choose_workers,
+)
 from turngym.agents.model_agent import ModelPlayer
 from turngym.agents.models import load_policy
 from turngym.agents.playing.env_maker import probe
@@ -91,22 +99,22 @@ def test_only_a_local_engine_is_played_faster() -> None:
 def test_what_was_chosen_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     playing = PlayWorkload(episodes=6400, model=TINY)
     monkeypatch.setattr(automatic, "available_cores", lambda: 2)
-    with open_workers.open_workers(WorkerOptions(), playing) as play:
+    with open_workers.open_workers(AutoWorkers(), playing) as play:
         assert isinstance(play, ParallelRollout)
         assert play.playing == (0, 0)
         assert play.fixed_shares
     assert capsys.readouterr().err == (
         "episodes are played by 2 workers (2 cores, 6400 episodes); --workers 0: by this process\n"
     )
-    with open_workers.open_workers(WorkerOptions(workers=3), playing) as play:
+    with open_workers.open_workers(LocalProcesses(processes=3), playing) as play:
         assert isinstance(play, ParallelRollout)
         assert play.playing == (0, 0, 0)
         assert not play.fixed_shares
-    for here in (WorkerOptions(workers=0), WorkerOptions()):
-        with open_workers.open_workers(here, playing if here.workers == 0 else None) as play:
+    for here in (InProcess(), AutoWorkers()):
+        with open_workers.open_workers(here, playing if here == InProcess() else None) as play:
             assert play.func is rollout  # type: ignore[attr-defined]
     monkeypatch.setattr(automatic, "available_cores", lambda: 1)
-    with open_workers.open_workers(WorkerOptions(), playing) as play:
+    with open_workers.open_workers(AutoWorkers(), playing) as play:
         assert play.func is rollout  # type: ignore[attr-defined]
     assert capsys.readouterr().err == ""
 
@@ -117,7 +125,7 @@ def test_what_cannot_be_sent_is_played_here_unless_workers_were_asked_for(
     monkeypatch.setattr(automatic, "available_cores", lambda: 2)
     lock = threading.Lock()
     make_env = lambda: (lock.locked(), SPEC())[1]  # noqa: E731
-    with open_workers.open_workers(WorkerOptions(), PlayWorkload(episodes=6400, model=TINY)) as play:
+    with open_workers.open_workers(AutoWorkers(), PlayWorkload(episodes=6400, model=TINY)) as play:
         capsys.readouterr()
         play.prepare(SimpleNamespace())  # type: ignore[attr-defined]
         for _ in range(2):
@@ -126,7 +134,7 @@ def test_what_cannot_be_sent_is_played_here_unless_workers_were_asked_for(
     said = capsys.readouterr().err
     assert said.count("episodes are played by this process: this cannot be sent to workers: cannot pickle") == 1
     with (
-        open_workers.open_workers(WorkerOptions(workers=2)) as play,
+        open_workers.open_workers(LocalProcesses(processes=2)) as play,
         pytest.raises(UnsendableError, match="cannot be sent to workers: cannot pickle"),
     ):
         play(jobs(2), make_env, EXPERT)
@@ -135,9 +143,9 @@ def test_what_cannot_be_sent_is_played_here_unless_workers_were_asked_for(
 def test_verbs_tell_it_what_they_play(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, bool]] = []
 
-    def opened(options: WorkerOptions, playing: PlayWorkload) -> Any:
+    def opened(options: AnyWorkers, playing: PlayWorkload) -> Any:
         told.append((playing.episodes, playing.model is not None))
-        return open_workers.open_workers(WorkerOptions(workers=0))
+        return open_workers.open_workers(InProcess())
 
     for module in (evaluate, play_episodes):
         monkeypatch.setattr(sys.modules[module.__module__], "open_workers", opened)

@@ -74,7 +74,7 @@ import gymnasium as gym
 from dataclasses import replace
 from lamps_env import LampsEnv
 from turngym.agents import open_workers
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import LocalProcesses
 from turngym.agents.playing.env_maker import EnvSpec
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, named_player
@@ -100,7 +100,7 @@ def guarded(**options):
 register("mine/Env-v0", MyEnv, max_turns=12)
 gym.register("mine/Named-v0", entry_point="__main__:guarded")
 jobs = [Job(task_id=f"{room}/blue", sample=0, group=n, seed=0) for n, room in enumerate(("cellar", "attic", "study"))]
-with open_workers(WorkerOptions(workers=2)) as play:
+with open_workers(LocalProcesses(processes=2)) as play:
     for make_env in (EnvSpec("mine/Env-v0"), EnvSpec("__main__:mine/Named-v0"), lambda: gym.make("mine/Env-v0")):
         for agent in (MyAgent(), ExpertAgent(expert=named_player("__main__:MyPlayer"), name="mine")):
             here, there = rollout(jobs, make_env, agent), play(jobs, make_env, agent)

@@ -16,7 +16,7 @@ import pytest
 from hostile_env import BEGINS, FAILING, STEPS
 
 from turngym.agents.evaluation.play_episodes import play_episodes
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import LocalProcesses
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.playing.episode_session import SessionPool
@@ -121,7 +121,7 @@ def test_each_costs_its_episode(slots: int) -> None:
 
 def test_workers_say_the_same_and_stay_alive() -> None:
     jobs = [Job(task_id=name) for name in (*FAILING, "fine")]
-    with open_workers(WorkerOptions(workers=1, step_timeout=SHORT, worker_timeout=60.0)) as play:
+    with open_workers(LocalProcesses(processes=1, step_timeout=SHORT, worker_timeout=60.0)) as play:
         found = play(jobs, MAKE, ExpertAgent())
         assert play.deaths == []  # type: ignore[attr-defined]
     for name, episode in zip(FAILING, found, strict=False):
@@ -226,8 +226,7 @@ def test_the_command_stops_with_the_reason(tmp_path: Path, capsys: pytest.Captur
 
 def test_options_that_cannot_be() -> None:
     with pytest.raises(TurngymError, match="worker_timeout is 100;"):
-        WorkerOptions(workers=2, worker_timeout=100.0, step_timeout=60.0)
-    assert WorkerOptions(workers=0, worker_timeout=1.0).worker_timeout == 1.0
+        LocalProcesses(processes=2, worker_timeout=100.0, step_timeout=60.0)
 
 
 def test_calls_come_back_in_order_and_one_thread_serves_them() -> None:

@@ -229,6 +229,8 @@ NEEDED: dict[str, Any] = {
     "agent.name": "pkg.mod:make",
     "agent.trace": "t.jsonl",
     "agent.engine.policy_server": "http://a:1",
+    "compute.workers.processes": 2,
+    "compute.workers.actors": 2,
     "agent.chat.memory.turns": 2,
     "agent.chat.examples.file": "t.txt",
     "agent.chat.examples.folder": "alfworld",
@@ -245,21 +247,13 @@ VALUES: dict[str, Any] = {
     "play.tasks.panel": "alfworld-generated-eval",
     "agent.endpoint.base_url": "http://b/v1",
     "agent.endpoint.extra_body": '{"a": 1}',
-    "compute.workers.workers": 3,
-    "compute.workers.executor": "ray",
     "preset": "react",
-    "compute.workers.ray_address": "auto",
 }
 """Other values of settings whose type does not say one."""
-RAY = {"compute.workers.executor": "ray", "compute.workers.workers": 2}
 BESIDE: dict[str, dict[str, Any]] = {
     "agent.endpoint.price_in": {"agent.endpoint.price_out": 1.0},
     "agent.endpoint.price_cached": {"agent.endpoint.price_in": 1.0, "agent.endpoint.price_out": 1.0},
     "agent.endpoint.price_out": {"agent.endpoint.price_in": 1.0},
-    "compute.workers.executor": {"compute.workers.workers": 2},
-    "compute.workers.ray_address": RAY,
-    "compute.workers.worker_gpus": RAY,
-    "compute.workers.worker_cpus": RAY,
 }
 """What must be given beside a setting."""
 FOUND = ("play.tasks.sha256", "play.tasks.size")

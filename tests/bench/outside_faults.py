@@ -11,7 +11,7 @@ from hostile_env import FAILING
 from hostile_server import CALLS, MISCHIEF, hostile_server
 from tally import Tally
 
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import InProcess, LocalProcesses
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.env_maker import env_maker
 from turngym.agents.playing.rollout import Job
@@ -63,12 +63,12 @@ def hostile_environments(times: int) -> Iterator[Tally]:
     """Plays an environment of each kind of mischief `times` times, in this process and in a worker."""
     make = env_maker("hostile_env:tests/Hostile-v0", channel="text")
     jobs = [Job(task_id=name, sample=sample) for name in FAILING for sample in range(times)]
-    for workers in (0, 1):
-        tally = Tally(what=f"hostile environment: {workers} workers", bad=("raised", "recorded", "late"))
+    for players in (InProcess(step_timeout=SECONDS), LocalProcesses(processes=1, step_timeout=SECONDS)):
+        tally = Tally(what=f"hostile environment: {type(players).__name__}", bad=("raised", "recorded", "late"))
         hostile_env.HANGING.clear()
         began = time.monotonic()
         try:
-            with open_workers(WorkerOptions(workers=workers, step_timeout=SECONDS)) as play:
+            with open_workers(players) as play:
                 episodes = play(jobs, make, ExpertAgent())
         except Exception as error:  # that is what is looked for
             tally.count("raised", f"{type(error).__name__}: {error}", times=len(jobs))

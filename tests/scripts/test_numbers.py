@@ -14,7 +14,7 @@ from msgspec import Meta
 
 import turngym.scripts
 from turngym.agents.evaluation.coverage import SimulatedStudy
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import LocalProcesses, RayActors
 from turngym.agents.proxy.config import ProxySettings
 from turngym.core import spec
 from turngym.core.errors import SettingsError, TurngymError
@@ -171,7 +171,8 @@ WRONG: list[tuple[type[Any], dict[str, Any]]] = [
     *((run_config.DistillConfig, row) for row in ({"top_k": 0}, {"beta": 1.1}, {"importance": (0.1, 0.9)})),
     *((run_config.CriticConfig, row) for row in ({"lr": 0.0}, {"clip": 0.0}, {"max_grad_norm": math.inf})),
     *((StepWorkload, row) for row in ({"slots": 0}, {"compute_share": 1.5}, {"start_us": -1.0}, {"reserve": 1.0})),
-    *((WorkerOptions, row) for row in ({"workers": -1}, {"step_timeout": 0.0}, {"worker_gpus": -1.0})),
+    *((LocalProcesses, row) for row in ({"processes": 0}, {"step_timeout": 0.0, "processes": 1})),
+    (RayActors, {"worker_gpus": -1.0, "actors": 1}),
     *((ProxySettings, row) for row in ({"max_waiting": 0}, {"idle": 0.0}, {"max_tokens": 0})),
     *((SimulatedStudy, row) for row in ({"second_seeds": 1}, {"tasks": 1}, {"rate": 1.1})),
 ]

@@ -95,7 +95,7 @@ def test_a_cell_with_other_numbers_is_refused() -> None:
         ),
         (cell("tcod", 0, more={"optimizer": {"lr": 1}}), ""),
         (cell("tcod", 0, folder="/other/pair"), ""),
-        (cell("opd", 2, more={"models": {"device": "cuda"}, "workers": {"workers": 4}}), ""),
+        (cell("opd", 2, more={"models": {"device": "cuda"}, "workers": {"kind": "local", "processes": 4}}), ""),
         (cell("opd", 2, more={"models": {"student": "/here/x/student"}}), "has models.student 'x/student'"),
         (cell("tcod", 0, categories={"a": "place"}), r"has tasks played \['a', 'b'\], .* of new has tasks played"),
         (replace(cell("tcod", 0), evaluations=cell("tcod", 0).evaluations[1:]), r"has evaluations after steps \[20\]"),

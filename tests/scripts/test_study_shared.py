@@ -116,9 +116,9 @@ def test_a_ray_cluster_plays_the_same_cells_and_a_failed_one_stops_no_other(
     file.write_text(PLAYED + f'[methods.broken]\nagent = "model:{tmp_path / "broken"}"\n')
     capsys.readouterr()
     with pytest.raises(TurngymError, match=r"^failed: alfworld/broken-seed0; .*; failed: "):
-        run_study(file, tmp_path / "there", executor="ray")
+        run_study(file, tmp_path / "there", ray="start")
     assert "(4 of 6)" in capsys.readouterr().err
     file.write_text(PLAYED)
-    there = run_study(file, tmp_path / "there", executor="ray")
+    there = run_study(file, tmp_path / "there", ray="start")
     ours, theirs = ([[p.tasks for p in one.evaluations] for one in found.records] for found in (here, there))
     assert ours == theirs

@@ -104,7 +104,6 @@ ROWS = [
     ("--episodes 3", "study regime --run r", "--world w"),
     ("--shared .3", "study coverage", "--clusters 3"),
     ("--parallel 3", "study run f --print", "--no-print"),
-    ("--ray-address auto", "study run f", "--executor ray"),
 ]
 S, URL, PANEL = "--student s --out o", "http://127.0.0.1:1", "--panel alfworld-quickstart"
 ROWS += [
@@ -114,7 +113,7 @@ ROWS += [
     ("--importance-cap 3", f"train opd {S}", "--staleness 1"),
     ("--project p", f"train opd {S}", "--tracker wandb"),
     ("--demonstrated-tasks", f"train luffy {S}", "--demonstrations expert"),
-    ("--ray-address auto", f"train opd {S} --workers 2", "--executor ray"),
+    ("--ray-address auto", f"train opd {S} --workers 2", "--workers ray:2"),
     ("--retries 5", f"train opd {S} --workers 0", "--workers 2"),
     ("--weight-sync gloo", f"train opd {S}", f"--policy-server {URL}"),
     ("--weight-folder x", f"train opd {S} --policy-server {URL} --weight-sync gloo", "--weight-sync disk"),

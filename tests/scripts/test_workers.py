@@ -6,13 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from turngym.agents.executor.worker_count import WorkerOptions
+from turngym.agents.executor.worker_count import AutoWorkers
 from turngym.agents.executor.workers import open_workers
 from turngym.agents.playing.rollout import rollout
 from turngym.core.episode import Episode
-from turngym.core.errors import TurngymError
 from turngym.core.trace import read_trace
 from turngym.scripts import eval as eval_verb
 from turngym.scripts import rollout as rollout_verb
@@ -35,8 +32,6 @@ def test_rollout_and_eval_with_workers_write_the_same_episodes(tmp_path: Path, c
     assert played(tmp_path / "there" / "trace.jsonl") == played(tmp_path / "here" / "trace.jsonl")
 
 
-def test_options_that_make_no_sense() -> None:
-    with pytest.raises(TurngymError, match="--executor ray needs --workers"):
-        WorkerOptions(executor="ray")
-    with open_workers(WorkerOptions()) as play:
+def test_without_work_this_process_plays() -> None:
+    with open_workers(AutoWorkers()) as play:
         assert play.func is rollout  # type: ignore[attr-defined]

@@ -66,7 +66,7 @@ def test_workers_that_nobody_asked_for_play_the_same_episodes_and_a_run_goes_on_
 
     kept = ("--keep-rollouts", "3")
     train.main(command(models, tmp_path / "here", *kept))  # auto: so few episodes are played here
-    assert read_toml(tmp_path / "here" / "config.toml")["workers"]["workers"] == "auto"
+    assert read_toml(tmp_path / "here" / "config.toml")["workers"]["kind"] == "auto"
     assert 'players = "this process (' in (tmp_path / "here" / "config.toml").read_text()
     monkeypatch.setattr(automatic, "EPISODES", 12)  # those of two steps
     monkeypatch.setattr(automatic, "available_cores", lambda: 2)

@@ -90,7 +90,7 @@ def test_options_in_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_ray_of_its_own_for_every_training_process_is_refused(tmp_path: Path) -> None:
-    words = [*worker.words("opd", tmp_path / "run"), "--workers", "2", "--executor", "ray"]
+    words = [*worker.words("opd", tmp_path / "run"), "--workers", "ray:2"]
     with pytest.raises(TurngymError, match="--ray-address"):
         run_training(resolved(words).spec, Ranks(rank=0, size=2))
 

@@ -40,8 +40,7 @@ WHOLE = {
 COMPOSED = (RunConfig, DistillConfig)
 """Classes that hold settings of several tables: their names are those of the settings."""
 UNSEEN: Mapping[str, str] = {
-    "executor": "with --workers 1 or more, or several processes",
-    **dict.fromkeys(("ray_address", "worker_cpus", "worker_gpus"), "with --executor ray"),
+    **dict.fromkeys(("processes", "actors", "ray_address", "worker_cpus", "worker_gpus"), "with --workers N or ray:N"),
     **dict.fromkeys(("retries", "worker_timeout"), "with worker processes"),
     **dict.fromkeys(("turnopd.depth.p", "turnopd.depth.cov_base"), "once enough episodes succeed"),
     "turnopd.depth.probe_interval": "after the warm-up",

@@ -39,7 +39,7 @@ def compared(now: Mapping[str, Any], contents: Mapping[str, Any], was: Mapping[s
 @pytest.mark.parametrize(
     ("now", "contents", "said"),
     [
-        ({"models.threads": 8, "workers": {"workers": 4}}, {}, ""),
+        ({"models.threads": 8, "workers": {"kind": "local", "processes": 4}}, {}, ""),
         # folders move, and another machine computes
         ({"models.student": "/b/student", "method.teacher.teacher": "/b/teacher"}, {}, ""),
         ({"method.teacher": {"kind": "servers", "teacher_server": "http://x", "server_parallel": 2}}, {}, ""),
