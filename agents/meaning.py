@@ -14,9 +14,9 @@ PATHS: Mapping[Meaning, tuple[str, ...]] = {
     # What is played.
     "game": ("play", "agent.temperature"),
     # How much of it, and how often.
-    "amount": ("play.tasks", "play.samples", "run.steps", "run.eval_every"),
+    "amount": ("play.tasks", "play.samples", "run.steps", "evaluation.eval_every"),
     # Who plays, and what is learned: also every path not listed here. `endpoint` is what a handshake found out.
-    "player": ("agent", "endpoint", "play.also", "play.traces", "play.rollout_dtype"),
+    "player": ("agent", "endpoint", "play.also", "play.traces", "engine.rollout_dtype"),
     # Which draw it is.
     "seed": ("play.seed", "run.seed"),
     # How sums round, or what servers draw.
@@ -44,7 +44,7 @@ PATHS: Mapping[Meaning, tuple[str, ...]] = {
         *("method.judge.judge_unread", "method.judge.judge_every", "method.judge.judge_parallel"),
         *("method.judge.judge_timeout", "method.judge.judge_tries"),
         *("run.checkpoint_every", "run.keep_checkpoints", "run.gradient_checkpointing"),
-        *("run.tensorboard", "run.tracker"),
+        "run.tracker",
         *("engine.policy_server", "engine.server_parallel", "engine.server_deadline"),
         *("engine.engine_python", "engine.engine_memory", "engine.weight_sync"),
     ),

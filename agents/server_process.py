@@ -351,17 +351,16 @@ class RunServer:
 
     Args:
         adapters: vLLM: largest rank of LoRA adapters that it loads while it serves; 0: none.
-        dtype: precision of the weights; None: the one that the model's config.json names.
     """
 
-    def __init__(self, options: StartedServer, model: Path, log: Path, *, adapters: int, dtype: Any = None) -> None:
+    def __init__(self, options: StartedServer, model: Path, log: Path, *, adapters: int) -> None:
         self._config = ServePolicy(
             model=model,
             engine=Vllm(adapters=adapters) if isinstance(options, OwnVllm) else Sglang(),
             port=free_port("127.0.0.1"),
             python=options.engine_python or sys.executable,
             memory=options.engine_memory,
-            dtype=dtype or "auto",
+            dtype=options.rollout_dtype or "auto",
             sleeps=True,
             log=log,
             more=options.engine_more,

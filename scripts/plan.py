@@ -16,7 +16,7 @@ from turngym.agents.models import base_model, model_config
 from turngym.agents.named_agent import chat_settings
 from turngym.agents.play_spec import episodes_of
 from turngym.agents.rendering.chat_settings import CHAT_FILE, ChatSettings
-from turngym.agents.servers.server_options import StartedServer
+from turngym.agents.servers.server_options import StartedServer, rollout_dtype
 from turngym.core.nested import at, flat
 from turngym.core.numbers import Count, Million, Number
 from turngym.core.resolve import Layer, Resolved
@@ -226,7 +226,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         "ahead": config.stale is not None,
         "plays": algorithm.imitates is None and not play.traces,
         "slots": play.slots,
-        "rollout_dtype": play.rollout_dtype,
+        "rollout_dtype": rollout_dtype(config.engine),
         "teacher_dtype": config.part("frozen").teacher_dtype,
         "shard_teacher": config.part("frozen").shard_teacher,
     }
@@ -235,7 +235,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
         work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
-    if evaluation is None or not run.eval_every:
+    if evaluation is None or not evaluation.eval_every:
         work["eval_episodes"] = 0
     else:
         every = (config, *(further_env(text).played(config) for text in play.also))
@@ -245,7 +245,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         student=str(config.models.student),
         teacher=str(config.teacher) if held else None,
         work=StepWorkload(**work),
-        eval_every=run.eval_every,
+        eval_every=0 if evaluation is None else evaluation.eval_every,
         steps=run.steps if "run.steps" in given else None,
     )
 

@@ -1,4 +1,4 @@
-"""The metrics of a run: one JSON line per training step or evaluation, handed on to tensorboard and others."""
+"""The metrics of a run: one JSON line per training step or evaluation, handed on to what shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from turngym.core.redaction import brief, excerpt, without_keys
 from turngym.core.setting import kind_of
 from turngym.core.user_files import json_of, library_path
 from turngym.core.whole_files import written_whole
-from turngym.trainers.run_config import Trackio, Wandb
+from turngym.trainers.run_config import Tensorboard, Trackio, Wandb
 
 TITLES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
@@ -85,9 +85,10 @@ def tensorboard_sink(folder: Path, step: int | None) -> Sink | None:
     return Sink(write, writer.close, lambda row: step is not None and row["step"] >= step)
 
 
-def check_tracker(tracker: Wandb | Trackio | None) -> None:
+def check_tracker(tracker: Tensorboard | Wandb | Trackio | None) -> None:
     """Raises TurngymError for a package that is not installed, before anything is written."""
-    if tracker is not None and importlib.util.find_spec(name := str(kind_of(type(tracker)))) is None:
+    name = str(kind_of(type(tracker)))
+    if name in TITLES and importlib.util.find_spec(name) is None:
         raise TurngymError(f"{TITLES[name]} is not installed: pip install 'turngym[{name}]'")
 
 
@@ -117,9 +118,6 @@ def trackio_sink(folder: Path, project: str, run_id: str) -> Sink:
     return Sink(lambda row: run.log(scalars(row), step=row["step"]), run.finish, lambda row: not remote, remote)
 
 
-TRACKERS = {"wandb": wandb_sink, "trackio": trackio_sink}
-
-
 METRICS_FILE = "metrics.jsonl"
 KINDS = ("train", "eval")
 Row = Mapping[str, Any]
@@ -131,18 +129,16 @@ TRACKED = "trackers.json"
 
 @dataclass(slots=True)
 class MetricsLog:
-    """Appends rows to `folder/metrics.jsonl`, flushed line by line, and hands them to the sinks that `open` opens."""
+    """Appends rows to `folder/metrics.jsonl`, flushed line by line, and hands them to the sink that `open` opens."""
 
     folder: Path
-    tensorboard: bool = True
-    """Scalars for tensorboard, if it is installed."""
-    tracker: Wandb | Trackio | None = None
-    """A further sink."""
+    tracker: Tensorboard | Wandb | Trackio | None = field(default_factory=Tensorboard)
+    """What shows them."""
     writing: Callable[[Callable[[], Any]], Any] = at_once
     """Calls what appends a row, as `Trainer.writing`."""
-    _sinks: dict[str, Sink] = field(default_factory=dict, init=False)
-    _waiting: dict[str, deque[Row]] = field(default_factory=dict, init=False)
-    """Rows that sinks which only grow have not been given yet."""
+    _sink: Sink | None = field(default=None, init=False)
+    _waiting: deque[Row] = field(default_factory=deque, init=False)
+    """Rows that a sink which only grows has not been given yet."""
     _tracked: dict[str, Any] = field(default_factory=dict, init=False)
 
     def truncate(self, step: int, evaluated: int) -> None:
@@ -161,25 +157,32 @@ class MetricsLog:
 
     def open(self, step: int) -> None:
         """Start writing after `step`; sinks then show what the file has, whatever an earlier process gave them."""
-        path = self.folder / TRACKED
         begun = (self.folder / METRICS_FILE).exists()
-        if self.tracker is not None:
-            self._tracked = json_of(path.read_text(encoding="utf-8")) if path.exists() else {}
-            # of a run and not of its folder, in which there may have been another one
-            self._tracked.setdefault("id", secrets.token_hex(8))
-            self._note()
-        if self.tensorboard and (board := tensorboard_sink(self.folder, step if begun else None)) is not None:
-            self._sinks["tensorboard"] = board
-        if self.tracker is not None:
-            name = str(kind_of(type(self.tracker)))
-            self._sinks[name] = TRACKERS[name](self.folder, self.tracker.project, self._tracked["id"])
-        self._waiting = {name: deque() for name, sink in self._sinks.items() if sink.grows}
+        self._sink = self._opened(step if begun else None)
+        if self._sink is None:
+            return
         for number, row in enumerate(iter_metrics(self.folder) if begun else ()):
-            for name, sink in self._sinks.items():
-                if sink.again(row):
-                    sink.write(row)
-                elif sink.grows and number >= self._tracked.get(name, 0):
-                    self._waiting[name].append(row)
+            if self._sink.again(row):
+                self._sink.write(row)
+            elif self._sink.grows and number >= self._tracked.get(self._name, 0):
+                self._waiting.append(row)
+
+    @property
+    def _name(self) -> str:
+        return str(kind_of(type(self.tracker)))
+
+    def _opened(self, step: int | None) -> Sink | None:
+        if self.tracker is None:
+            return None
+        if isinstance(self.tracker, Tensorboard):
+            return tensorboard_sink(self.folder, step)
+        path = self.folder / TRACKED
+        self._tracked = json_of(path.read_text(encoding="utf-8")) if path.exists() else {}
+        # of a run and not of its folder, in which there may have been another one
+        self._tracked.setdefault("id", secrets.token_hex(8))
+        self._note()
+        opened = wandb_sink if isinstance(self.tracker, Wandb) else trackio_sink
+        return opened(self.folder, self.tracker.project, self._tracked["id"])
 
     def write(self, row: Row) -> None:
         """Add one row (`step`, `kind`, numbers, lists of numbers). Not-a-number is written as null.
@@ -189,11 +192,10 @@ class MetricsLog:
         line = _line(row)
         _checked(json_of(line), f"metrics of step {row.get('step')}")
         self.writing(lambda: self._append(line.encode()))
-        for name, sink in self._sinks.items():
-            if sink.grows:
-                self._waiting[name].append(row)
-            else:
-                sink.write(row)
+        if self._sink is not None and self._sink.grows:
+            self._waiting.append(row)
+        elif self._sink is not None:
+            self._sink.write(row)
 
     def _append(self, line: bytes) -> None:
         with closing(LineFile(self.folder / METRICS_FILE)) as file:
@@ -202,21 +204,21 @@ class MetricsLog:
     def saved(self, step: int, *, ended: bool = False) -> None:
         """Says that a checkpoint holds `step`: rows before it, and that of `step` if the run `ended`, are final.
 
-        Sinks that only grow get them. The row of `step` waits for the evaluation after it, as a resumed run may have to
-        play that, and Weights & Biases takes no step twice.
+        A sink that only grows gets them. The row of `step` waits for the evaluation after it, as a resumed run may have
+        to play that, and Weights & Biases takes no step twice.
         """
-        for name, waiting in self._waiting.items():
-            lost = 0
-            while waiting and (waiting[0]["step"] < step or ended):
-                self._sinks[name].write(waiting.popleft())
-                lost += 1
-            if lost:
-                self._tracked[name] = self._tracked.get(name, 0) + lost
-                self._note()
+        given = 0
+        while self._sink is not None and self._waiting and (self._waiting[0]["step"] < step or ended):
+            self._sink.write(self._waiting.popleft())
+            given += 1
+        if given:
+            self._tracked[self._name] = self._tracked.get(self._name, 0) + given
+            self._note()
 
     def close(self) -> None:
-        while self._sinks:
-            self._sinks.popitem()[1].close()
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
 
     def _note(self) -> None:
         with written_whole(self.folder / TRACKED) as scratch:

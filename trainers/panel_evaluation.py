@@ -20,6 +20,7 @@ from turngym.agents.play_spec import (
 )
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.resolve_play import make_arguments
+from turngym.agents.servers.server_options import rollout_dtype
 from turngym.core.spec import changed
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, StudentPlayer
@@ -84,7 +85,7 @@ def eval_spec(panel: Panel, config: TrainConfig) -> EvalSpec:
         agent=Model(
             folder="student",
             temperature=evaluation.eval_temperature,
-            engine=Local(dtype=play.rollout_dtype or config.models.dtype),
+            engine=Local(dtype=rollout_dtype(config.engine) or config.models.dtype),
             chat=config.chat,
         ),
         compute=Compute(slots=play.slots, data=play.data),

@@ -158,18 +158,25 @@ class Ahead(Stale):
 
 
 class Tracker(Spec, tag_field=KIND):
-    """What shows a run's numbers beside tensorboard."""
+    """What shows a run's numbers."""
 
-    project: str = "turngym"
-    """The project under which the run appears, by the name of its folder."""
+
+class Tensorboard(Tracker, tag="tensorboard"):
+    """tensorboard, where it is installed."""
 
 
 class Wandb(Tracker, tag="wandb"):
     """Weights & Biases."""
 
+    project: str = "turngym"
+    """The project under which the run appears, by the name of its folder."""
+
 
 class Trackio(Tracker, tag="trackio"):
     """trackio."""
+
+    project: str = "turngym"
+    """The project under which the run appears, by the name of its folder."""
 
 
 class LoopConfig(Spec):
@@ -181,8 +188,6 @@ class LoopConfig(Spec):
     """Episodes collected per step. They are tasks x n, where an algorithm compares n attempts at a task."""
     seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
-    eval_every: Number = 10
-    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     checkpoint_every: Number = 10
     """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
     keep_checkpoints: Million = 2
@@ -202,11 +207,9 @@ class LoopConfig(Spec):
     """Several short episodes in one line. In the forward passes of update and teacher: less padding, the same result to
     rounding. auto: where the model keeps episodes in one line apart (docs/distributed.md); a resumed run goes on as it
     began."""
-    tensorboard: bool = True
-    """Write for tensorboard, where it is installed."""
-    tracker: Wandb | Trackio | None = None
-    """Where to log beside tensorboard: Weights & Biases (`wandb`) or `trackio`. It needs pip install 'turngym[wandb]',
-    or [trackio]."""
+    tracker: Tensorboard | Wandb | Trackio | None = Tensorboard()
+    """What shows the numbers of metrics.jsonl, too. `tensorboard` (where it is installed), `wandb` (Weights & Biases) or
+    `trackio`, which need pip install 'turngym[wandb]' or [trackio]; none: nothing."""
 
 
 class Renewed(Spec):
@@ -236,6 +239,8 @@ class RunConfig(LoopConfig):
     """Sampling temperature of training rollouts."""
     reference: Renewed | None = None
     """The reference of the KL; None: it stays the initial policy."""
+    eval_every: Number = 10
+    """Steps between evaluations; 0 for none."""
 
     @property
     def full_depth(self) -> int:

@@ -29,7 +29,7 @@ from turngym.agents.rendering.open_renderer import complete_settings, renderer_o
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
 from turngym.agents.resolve_play import make_arguments
 from turngym.agents.rollout_sources import SharedEnv
-from turngym.agents.servers.server_options import Here, StartedServer
+from turngym.agents.servers.server_options import Here, StartedServer, rollout_dtype
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Question
 from turngym.core.spec import changed
@@ -157,9 +157,8 @@ class StudentPlayer:
             if isinstance(config.engine, StartedServer):
                 from turngym.agents.server_process import RunServer
 
-                log = run.out / "server.log"
                 server = RunServer(
-                    config.engine, config.models.student, log, adapters=weights.adapter, dtype=config.play.rollout_dtype
+                    config.engine, config.models.student, run.out / "server.log", adapters=weights.adapter
                 )
                 self._closing.enter_context(server)
             engine = train_policy(
@@ -182,7 +181,7 @@ class StudentPlayer:
             self._played_with,
             self.env.tool,
             slots=config.play.slots,
-            dtype=config.play.rollout_dtype,
+            dtype=rollout_dtype(config.engine),
             vocab_size=run.vocab_size,
             engine=engine,
             examples=self.examples.episodes,

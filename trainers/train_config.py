@@ -95,9 +95,6 @@ class PlayConfig(Game):
     that of the first one."""
     slots: Annotated[int, Meta(ge=1, le=10**6)] = 64
     """Episodes played at a time. Requests are generated together."""
-    rollout_dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision that the student plays with. Of its weights and cache in this process (and in workers); by default that
-    of its weights. bfloat16 halves the cache and costs a copy of the weights."""
     keep_rollouts: Number = 0
     """Steps whose episodes are kept. The training episodes of the last so many steps stay as traces,
     rollouts/step_K.jsonl in the run's folder."""
@@ -111,6 +108,8 @@ class EvaluationConfig(Spec):
     game: Game
     """The panel's environment. It is as the panel fixes it, then as a preset says; what neither says is as in
     training."""
+    eval_every: Number = 10
+    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     eval_samples: Count = SAMPLES
     """Episodes per task of an evaluation (Avg@n)."""
     eval_temperature: NotNegative = TEMPERATURE
@@ -289,7 +288,8 @@ class TrainConfig(Spec, Learns):
         """All that the loop reads."""
         turns, parts = self.play.env.max_turns, {name: self.part(name) for name in ("temperature", "reference")}
         assert turns is not None, "the layers of a run give it a limit"
-        return RunConfig(**msgspec.structs.asdict(self.run), **parts, max_turns=turns)
+        every = 0 if self.evaluation is None else self.evaluation.eval_every
+        return RunConfig(**msgspec.structs.asdict(self.run), **parts, max_turns=turns, eval_every=every)
 
     def unread(self) -> Unread:
         """What depends on settings of several tables."""
@@ -312,8 +312,6 @@ class TrainConfig(Spec, Learns):
             yield from needing(needed, "method.staleness", f"{method_table}.refill", "play.keep_rollouts")
         if not played and imitates and self.evaluation is None:
             yield from needing("episodes that are played (no --traces, or a --panel)", "play.env.max_turns")
-        if self.evaluation is None and self.run.eval_every:
-            yield from needing("--panel", "run.eval_every")
 
 
 USUAL = Method()

@@ -198,12 +198,7 @@ class Trainer:
             self.on_start()
         log = None
         if not self.ranks.rank:
-            log = MetricsLog(
-                self.out,
-                tensorboard=run.tensorboard,
-                tracker=run.tracker,
-                writing=self.writing,
-            )
+            log = MetricsLog(self.out, tracker=run.tracker, writing=self.writing)
             # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
             log.truncate(state.step, state.evaluated)
             log.open(state.step)

@@ -73,8 +73,15 @@ class RunEngine(Spec, tag_field=KIND):
     """What plays the student's episodes."""
 
 
+Precision = Literal["float32", "bfloat16"]
+
+
 class Here(RunEngine, tag="local"):
     """This process, or worker processes beside it."""
+
+    rollout_dtype: Precision | None = None
+    """Precision that the student plays with. Of its weights and cache; by default that of its weights. bfloat16 halves
+    the cache and costs a copy of the weights."""
 
 
 class Synced(RunEngine):
@@ -106,6 +113,8 @@ class ServersOf(Synced, tag="servers", kw_only=True):
 class StartedServer(Synced):
     """A server that the run starts beside itself, on the same GPU. It sleeps during updates, and ends with the run."""
 
+    rollout_dtype: Precision | None = None
+    """Precision that the student plays with. By default the one that the model's config.json names."""
     engine_python: str | None = None
     """The Python that has that server installed; none: the one that trains."""
     engine_memory: Share | None = 0.4
@@ -123,6 +132,11 @@ class OwnVllm(StartedServer, tag="vllm"):
 
 
 AnyEngine = Here | ServersOf | OwnSglang | OwnVllm
+
+
+def rollout_dtype(engine: AnyEngine) -> Precision | None:
+    """The precision that the student plays with, where the run chooses it; None: that of its weights."""
+    return None if isinstance(engine, ServersOf) else engine.rollout_dtype
 
 
 # Who teaches.

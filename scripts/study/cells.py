@@ -260,7 +260,7 @@ def _made(
 
 def _shared(study: Study, place: Place, algorithm: str) -> list[Layer]:
     """What holds for all methods of a world that read it."""
-    table: dict[str, Any] = {"tensorboard": False, "threads": 1}
+    table: dict[str, Any] = {"tracker": None, "threads": 1}
     if (world := place.world) is not None:
         table |= {**world.settings(algorithm), "panel": world.panel, "expert": world.expert}
         table |= {role: str(world.folder(role)) for role in ("student", "teacher")}

@@ -137,7 +137,7 @@ def regime_of_pair(world: str, options: RegimeOptions) -> MeasuredRegime:
             eval_every=0,
             checkpoint_every=steps,
             threads=1,
-            tensorboard=False,
+            tracker=None,
             **settings,
         )
         return measured(full_depth_rows(read_metrics(out)), out)

@@ -182,7 +182,7 @@ def test_a_student_learns_from_windows(tmp_path: Path) -> None:
         steps=1,
         episodes=2,
         memory="window:1",
-        tensorboard=False,
+        tracker=None,
         threads=1,
         progress=False,
         **{**world.settings(), "max_turns": 3},

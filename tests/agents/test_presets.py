@@ -264,7 +264,7 @@ def test_a_student_trains_and_is_evaluated_in_a_preset(tmp_path: Path, capsys: p
     settings = {name: value for name, value in world.settings().items() if name != "max_turns"}
     settings |= {"episodes": 2, "eval_every": 1, "eval_samples": 1, "eval_limit": 1, "threads": 1, "max_turns": 3}
     settings |= {"student": world.checkpoint("student"), "teacher": world.checkpoint("teacher"), "out": tmp_path}
-    settings |= {"panel": "alfworld-quickstart", "tensorboard": False, "progress": False}
+    settings |= {"panel": "alfworld-quickstart", "tracker": None, "progress": False}
     result = train("opd", steps=1, preset="verl-agent", **settings)
     (episode,) = read_trace(tmp_path / "eval" / "step_000001.jsonl")[0]
     (spec,) = read_specs(tmp_path / "eval" / "step_000001.jsonl").values()

@@ -332,7 +332,7 @@ def test_a_server_that_was_stopped_keeps_nobody_from_ending(command: str, folder
     if command == "train":
         argv += ["train", "grpo", "--student", str(folder), "--out", "run", "--steps", "500", "--episodes", "8"]
         argv += ["--env", "turngym/ALFWorld-v0", "--split", "generated", "--max-turns", "3", "--max-new-tokens", "16"]
-        argv += ["--engine", "sglang", "--engine-python", python, "--threads", "1", "--no-tensorboard"]
+        argv += ["--engine", "sglang", "--engine-python", python, "--threads", "1", "--tracker", "none"]
     else:
         argv += ["serve", "policy", str(folder), "--engine", "sglang", "--python", python, "--device", "cpu"]
         argv += ["--port", str(free_port("127.0.0.1")), "--threads", "1", "--cache-tokens", "16384"]

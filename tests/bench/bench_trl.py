@@ -195,7 +195,7 @@ def ours_grpo(bench: TrlBench, folder: Path) -> Figures:
         device="cpu",
         threads=1,
         eval_every=0,
-        tensorboard=False,
+        tracker=None,
         progress=False,
     )
     last = [row for row in read_metrics(folder / "run") if row["kind"] == "train"][-1]

@@ -240,7 +240,7 @@ def train_argv(out: Path) -> list[str]:
     for role in ("student", "teacher"):
         argv += [f"--{role}", str(world.checkpoint(role))]
     argv += ["--episodes", "4", "--checkpoint-every", "1", "--eval-every", "0", "--max-turns", "8"]
-    return [*argv, "--optimizer.lr", "1e-3", "--threads", "1", "--no-tensorboard"]
+    return [*argv, "--optimizer.lr", "1e-3", "--threads", "1", "--tracker", "none"]
 
 
 def server_argv(out: Path, port: int) -> list[str]:
@@ -251,7 +251,7 @@ def server_argv(out: Path, port: int) -> list[str]:
 def learning_argv(out: Path, port: int) -> list[str]:
     argv = [word for word in server_argv(out, port) if word != "--no-train"]
     argv += ["--batch-turns", str(BATCH_TURNS), "--run.checkpoint-every", "1", "--run.temperature", "1.0"]
-    return [*argv, "--proxy.idle", "5", "--optimizer.lr", "1e-4", "--run.no-tensorboard"]
+    return [*argv, "--proxy.idle", "5", "--optimizer.lr", "1e-4", "--run.tracker", "none"]
 
 
 def client_argv(out: Path, port: int, temperature: str = "0") -> list[str]:

@@ -307,7 +307,7 @@ def soak(seconds: float, clients: int) -> tuple[list[str], list[str]]:
             served = TARGETS["proxy"](folder)
             student = str(load_world("alfworld").checkpoint("student"))
             words = ["--student", student, "--out", str(disk / "run"), "--port", "0", "--threads", "1"]
-            words += ["--run.no-tensorboard", "--optimizer.lr", "1e-5", "--batch-turns", "64", "--proxy.idle", "60"]
+            words += ["--run.tracker", "none", "--optimizer.lr", "1e-5", "--batch-turns", "64", "--proxy.idle", "60"]
             command = [sys.executable, "-m", "turngym.scripts", "serve", "proxy", *words]
             begun = time.monotonic()
             with log.open("w") as out:

@@ -107,7 +107,7 @@ def test_a_run_leaves_its_loops(tmp_path: Path) -> None:
     pair = {"student": world.checkpoint("student"), "teacher": world.checkpoint("teacher")}
     play = {**world.settings(), "max_turns": 16, "episodes": 16, "keep_rollouts": 3, "eval_every": 0, "threads": 1}
     own = {"probe_interval": 3, "probe_share": 0.5, "min_loops": 1}
-    train("loopstop", **pair, **play, out=tmp_path / "run", steps=3, loopstop=own, tensorboard=False, progress=False)
+    train("loopstop", **pair, **play, out=tmp_path / "run", steps=3, loopstop=own, tracker=None, progress=False)
     ends = []
     for step in (1, 2, 3):
         episodes = read_trace(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")[0]

@@ -859,7 +859,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(models: Path, out: Path, *more: str, teacher: str = "teacher", algorithm: str = "opd") -> Any:
     words = ["--algorithm", algorithm, "--student", str(models / "student"), "--teacher", str(models / teacher)]
     words += ["--out", str(out), "--episodes", "2", "--max-turns", "2", "--steps", "2", "--eval-every", "0"]
-    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu"]
+    words += ["--tracker", "none", "--threads", "1", "--device", "cpu"]
     return build_trainer(train.resolved([*words, *more]).spec)
 
 

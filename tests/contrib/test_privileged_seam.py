@@ -26,7 +26,7 @@ from turngym.trainers.run import build_trainer
 from turngym.trainers.scorer import LocalScorer
 
 torch.set_num_threads(1)
-TASKS = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")
+TASKS = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--tracker", "none")
 TASKS = (*TASKS, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1", "--temperature", "0.7")
 SHOWN = TASKS[: TASKS.index("--temperature")]
 """The same of an algorithm that samples nothing."""

@@ -176,7 +176,7 @@ def test_what_cannot_be_had_is_one_line(tmp_path: Path, hub: Any) -> None:
 
 @pytest.mark.long
 def test_every_place_that_takes_a_model_goes_through_the_one_door(tmp_path: Path, hub: Any) -> None:
-    words = ["train", "sft", "--student", "some-org/tiny", "--steps", "1", "--episodes", "1", "--no-tensorboard"]
+    words = ["train", "sft", "--student", "some-org/tiny", "--steps", "1", "--episodes", "1", "--tracker", "none"]
     words += ["--threads", "1", "--max-turns", "3", "--out", str(tmp_path / "run"), "--no-progress"]
     (tmp_path / "t.jsonl").write_text("")
     places: list[list[str]] = [
@@ -199,7 +199,7 @@ def test_a_teacher_of_another_environment_may_be_named_as_on_the_hub(tmp_path: P
     own = load_world("alfworld").checkpoint("student")
     also = "turngym/WebShop-v0,share=1,teacher=some-org/tiny,split=train"
     words = ["train", "opd", "--student", str(own), "--teacher", str(own), "--steps", "1", "--episodes", "2"]
-    words += ["--max-turns", "2", "--no-tensorboard", "--threads", "1", "--also"]
+    words += ["--max-turns", "2", "--tracker", "none", "--threads", "1", "--also"]
     missing, done = hub.run(
         tmp_path,
         ([*words, also.replace("tiny", "nothing"), "--out", "missing"], {}),

@@ -44,7 +44,7 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for block in found for line in block.replace("\\\n", " ").splitlines()]
 
 
-SHORT = ("--steps", "1", "--episodes", "8", "--threads", "1", "--device", "cpu", "--no-tensorboard")
+SHORT = ("--steps", "1", "--episodes", "8", "--threads", "1", "--device", "cpu", "--tracker", "none")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -97,7 +97,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(turngym: Turngym, student: Path, out: Path, algorithm: str, *more: str) -> list[dict[str, Any]]:
     """The training rows of a run of two steps on the example's environment."""
     words = ("--student", student, "--out", out, "--env", ENV, "--split", "train", "--steps", "2", "--episodes", "8")
-    turngym("train", algorithm, *words, "--threads", "1", "--device", "cpu", "--no-tensorboard", *more)
+    turngym("train", algorithm, *words, "--threads", "1", "--device", "cpu", "--tracker", "none", *more)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [row for row in rows if row["kind"] == "train"]
 

@@ -110,7 +110,7 @@ def test_steps_without_contrast_say_that_nothing_was_updated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    words = ["--steps", "2", "--episodes", "4", "--grpo.n", "2", "--eval-every", "0", "--no-tensorboard"]
+    words = ["--steps", "2", "--episodes", "4", "--grpo.n", "2", "--eval-every", "0", "--tracker", "none"]
     assert main(["train", "grpo", "--student", STUDENT, "--out", str(out), *words, "--device", "cpu", *COLD]) == 0
     text = said(capsys)
     for step in (1, 2):
@@ -124,7 +124,7 @@ def test_steps_without_contrast_say_that_nothing_was_updated(
 
 
 def test_a_run_that_learns_is_not_told_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--steps", "1", "--episodes", "2", "--eval-every", "0", "--no-tensorboard", "--device", "cpu"]
+    words = ["--steps", "1", "--episodes", "2", "--eval-every", "0", "--tracker", "none", "--device", "cpu"]
     out = ["--out", str(tmp_path / "run"), "--max-turns", "3", "--threads", "1"]
     assert main(["train", "sft", "--student", STUDENT, *out, *words]) == 0
     text = said(capsys)

@@ -83,7 +83,7 @@ def test_it_plays_as_many_turns_as_the_run_and_reads_its_examples(tmp_path: Path
     settings: dict[str, Any] = {"steps": 1, "episodes": 4, "max_turns": 3, "eval_every": 1}
     settings |= {"panel": "alfworld-generated-eval", "keep_checkpoints": 4}
     settings |= {"env": world.env_id, "split": world.split, "env_kwargs": world.make}
-    few = {"eval_samples": 1, "eval_limit": 2, "examples": "skills:alfworld", "tensorboard": False, "threads": 1}
+    few = {"eval_samples": 1, "eval_limit": 2, "examples": "skills:alfworld", "tracker": None, "threads": 1}
     models = {name: world.checkpoint(name) for name in ("student", "teacher")}
     train("opd", **models, out=run, **settings, **few)
     shutil.copytree(run / "checkpoints" / "step_000001", run / "checkpoints" / "step_000002")

@@ -33,7 +33,7 @@ def smaller(text: str, student: str) -> str:
     """The same for a tiny model on a CPU: fewer steps, generated houses, this process's engine."""
     text = text.replace(QWEN, student).replace("alfworld-valid-seen", "alfworld-quickstart")
     text = re.sub(r'split = "train"', 'split = "generated"\nmax_turns = 3\neval_limit = 2\nthreads = 1', text)
-    text = text.replace("--split train", "--split generated --max-turns 3 --threads 1 --no-tensorboard")
+    text = text.replace("--split train", "--split generated --max-turns 3 --threads 1 --tracker none")
     text = re.sub(r'engine = "vllm"\n', "max_new_tokens = 16\n", text)
     text = re.sub(r'(autocast|rollout_dtype|teacher_dtype) = "bfloat16"\n', "", text).replace(
         " --autocast bfloat16", ""

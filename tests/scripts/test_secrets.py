@@ -168,7 +168,7 @@ def test_a_proxy_that_learns_keeps_no_key(tmp_path: Path) -> None:
     words = ["serve", "proxy", "--student", STUDENT, "--out", str(out), "--port", "0", "--serve-from", "copy"]
     words += ["--judge", f"http://127.0.0.1:9/v1?api_key={MARK}", "--judge-tries", "1", "--device", "cpu"]
     # each turn a step: what a checkpoint holds is looked at, too
-    words += ["--batch-turns", "1", "--threads", "1", "--run.no-tensorboard"]
+    words += ["--batch-turns", "1", "--threads", "1", "--run.tracker", "none"]
     env = {**os.environ, "TURNGYM_PROXY_KEY": MARK, "TURNGYM_JUDGE_KEY": MARK, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "turngym.scripts", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
@@ -206,7 +206,7 @@ def test_a_training_run_keeps_no_key(
     words += ["--episodes", "2", "--max-turns", "1", "--max-new-tokens", "2", "--threads", "1", "--device", "cpu"]
     # nobody listens there: the judge's errors are told, without the query
     monkeypatch.setenv("TURNGYM_JUDGE_KEY", MARK)
-    words += ["--eval-every", "0", "--no-tensorboard", "--out", str(out)]
+    words += ["--eval-every", "0", "--tracker", "none", "--out", str(out)]
     _, said = command(monkeypatch, capfd, *TRAIN, *words)
     assert (out / "config.toml").is_file(), said
     assert "judge" in said

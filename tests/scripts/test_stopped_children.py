@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 STUDENT = Path(__file__).parents[2] / "agents" / "worlds" / "checkpoints" / "alfworld" / "student"
 CORPUS = '{"id": "1", "title": "Lisbon", "text": "Lisbon is the capital of Portugal."}\n'
 SERVED = ("--port", "PORT")
-HOUSEHOLD = ("--env", "turngym/ALFWorld-v0", "--split", "generated", "--threads", "1", "--no-tensorboard")
+HOUSEHOLD = ("--env", "turngym/ALFWorld-v0", "--split", "generated", "--threads", "1", "--tracker", "none")
 GRPO = ("train", "grpo", "--student", str(STUDENT), *HOUSEHOLD, "--steps", "500", "--episodes", "16", "--out", "run")
 COMMANDS: dict[str, Sequence[str]] = {
     "proxy": ("serve", "proxy", "--student", str(STUDENT), "--out", "out", "--threads", "1", *SERVED),

@@ -187,7 +187,7 @@ def untimed(run: Path) -> list[dict[str, Any]]:
 def test_a_run_is_repeated_from_its_folder(models: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     words = ["--student", str(models / "student"), "--teacher", str(models / "teacher"), "--out", str(one)]
-    words += ["--steps", "2", "--episodes", "4", "--max-turns", "3", "--no-tensorboard", "--threads", "1"]
+    words += ["--steps", "2", "--episodes", "4", "--max-turns", "3", "--tracker", "none", "--threads", "1"]
     words += ["--device", "cpu", "--env-kwargs", '{"on_invalid": "noop"}', "--optimizer.lr", "1e-2", "--seed", "3"]
     words += ["--eval-every", "0", "--max-new-tokens", "5", "--system", "Do it.", "--turnopd.depth.h-min", "1"]
     assert train.main(["turnopd", *words]) == 0

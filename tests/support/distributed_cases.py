@@ -81,7 +81,7 @@ def command(name: str, out: Path, *, steps: int = STEPS, episodes: int = EPISODE
     teacher = ("--teacher", str(models / "teacher")) if "teacher" in find_algorithm(algorithm).uses else ()
     common = {"steps": steps, "episodes": episodes, "max-turns": turns, "eval-every": 0, "micro-tokens": 600, "seed": 3}
     words = [word for key, value in common.items() for word in (f"--{key}", str(value))]
-    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--optimizer.lr", "1e-4"]
+    words += ["--tracker", "none", "--threads", "1", "--device", "cpu", "--optimizer.lr", "1e-4"]
     # refused actions cost reward here, so that groups of short episodes differ
     words += ["--env-kwargs", '{"on_invalid": "penalize"}']
     return [

@@ -22,7 +22,7 @@ SERVES: dict[str, Any] = {"student": STUDENT, "port": 0, "device": "cpu", "threa
 LEARNS: dict[str, Any] = {
     "batch_turns": 6,
     "serve_from": "copy",
-    "run": {"steps": 100, "tensorboard": False},
+    "run": {"steps": 100, "tracker": None},
     "optimizer": {"lr": 1e-3},
 }
 

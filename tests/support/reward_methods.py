@@ -14,7 +14,7 @@ from turngym.trainers.algorithm import Algorithm, Tokens
 from turngym.trainers.run_config import OptimizerConfig, RunConfig
 from turngym.trainers.scorer import LocalScorer
 
-RUN = RunConfig(steps=2, episodes=8, max_turns=3, tensorboard=False)
+RUN = RunConfig(steps=2, episodes=8, max_turns=3, tracker=None)
 
 
 def tokens(ratios: Sequence[float], advantages: Sequence[float], **more: Any) -> Tokens:

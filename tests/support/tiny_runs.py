@@ -55,7 +55,7 @@ def command(models: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     words = ["--algorithm", algorithm, "--student", str(models / "student"), "--out", str(out)]
     if "teacher" in find_algorithm(algorithm).uses:
         words += ["--teacher", str(models / "teacher")]
-    words += ["--episodes", "4", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
+    words += ["--episodes", "4", "--env-kwargs", '{"on_invalid": "noop"}', "--tracker", "none"]
     # recorded episodes that are imitated end where they end
     words += [] if algorithm == "sft" and "--traces" in more else ["--max-turns", "3"]
     return [*words, "--threads", "1", "--device", "cpu", *with_file(out.parent, more)]

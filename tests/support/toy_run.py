@@ -121,7 +121,7 @@ class Sampled:
 def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) -> Trainer:
     """TurnOPD on the toy; `changes` replace fields of the Trainer."""
     student = tiny(1)
-    run = RunConfig(steps=steps, episodes=12, max_turns=6, eval_every=4, checkpoint_every=3, tensorboard=False)
+    run = RunConfig(steps=steps, episodes=12, max_turns=6, eval_every=4, checkpoint_every=3, tracker=None)
     config = turnopd.TurnOpdConfig(depth=DepthConfig(warmup=1, probe_interval=3, min_successes=3))
     made = Trainer(
         model=student,

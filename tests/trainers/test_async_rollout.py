@@ -185,7 +185,7 @@ def test_a_failed_batch_stops_the_run_and_what_is_played_is_broken_off(tmp_path:
 
 
 def test_policy_gradients_learn_from_an_older_policy(tmp_path: Path) -> None:
-    run = RunConfig(steps=3, episodes=12, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=False)
+    run = RunConfig(steps=3, episodes=12, max_turns=6, eval_every=0, checkpoint_every=0, tracker=None)
     algorithm = grpo.build(grpo.GrpoConfig(n=4, filter_groups=False), BuildContext(run=run))
     made, _ = stale(tmp_path / "run", 1, steps=3)
     algorithm = truncated(algorithm, Ahead(staleness=1, importance_cap=1.0))

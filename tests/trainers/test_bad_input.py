@@ -45,7 +45,7 @@ def group(make_episode: Make) -> list[Episode]:
 
 
 def test_episodes_that_are_no_whole_groups(tmp_path: Path) -> None:
-    run = RunConfig(steps=1, episodes=10, max_turns=6, tensorboard=False)
+    run = RunConfig(steps=1, episodes=10, max_turns=6, tracker=None)
     made = toy.trainer(tmp_path / "run", algorithm=grpo.build(grpo.GrpoConfig(n=4), BuildContext(run=run)), run=run)
     with pytest.raises(TrainError, match="10 episodes per step are not whole groups of 4"):
         made.train()

@@ -91,7 +91,7 @@ def test_another_configuration_is_refused_field_by_field(tmp_path: Path) -> None
     before = snapshot(tmp_path / "run")
     other = replace(
         made,
-        run=changed(made.run, episodes=6, eval_every=1, checkpoint_every=7, keep_checkpoints=9, tensorboard=True),
+        run=changed(made.run, episodes=6, eval_every=1, checkpoint_every=7, keep_checkpoints=9),
         optimizer=changed(made.optimizer, betas=(0.5, 0.9)),
         algorithm=replace(made.algorithm, settings={**made.algorithm.settings, "n": 2}),
     )
@@ -122,7 +122,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path, tracker=None)
     for step, kind in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train")):
         log.write({"step": step, "kind": kind})
     with (tmp_path / "metrics.jsonl").open("a") as file:

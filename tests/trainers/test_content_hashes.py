@@ -123,7 +123,7 @@ def test_code_of_ones_own_counts_without_its_comments(tmp_path: Path, monkeypatc
 def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     student, told, out = save_tiny(tmp_path / "model", length=4096), tmp_path / "skills", tmp_path / "run"
     words = ["train", "--algorithm", "sdar", "--student", str(student), "--out", str(out), "--episodes", "2"]
-    words += ["--sdar.n", "2", "--max-turns", "2", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
+    words += ["--sdar.n", "2", "--max-turns", "2", "--env-kwargs", '{"on_invalid": "noop"}', "--tracker", "none"]
     words += ["--threads", "1", "--device", "cpu", "--eval-every", "0", "--judge", skills(told, "look around first")]
     assert main([*words, "--steps", "1"]) == 0
     kept = content_hashes.kept(out)
@@ -148,7 +148,7 @@ def test_code_that_changed_is_said_where_a_run_goes_on(
     (tmp_path / "own_credit.py").write_text(code)
     student, out = save_tiny(tmp_path / "model", length=4096), tmp_path / "run"
     words = ["train", "--algorithm", "own_credit:ALGORITHM", "--student", str(student), "--out", str(out)]
-    words += ["--episodes", "2", "--max-turns", "2", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard"]
+    words += ["--episodes", "2", "--max-turns", "2", "--env-kwargs", '{"on_invalid": "noop"}', "--tracker", "none"]
     words += ["--threads", "1", "--device", "cpu", "--eval-every", "0"]
     assert main([*words, "--steps", "1"]) == 0
     assert main([*words, "--steps", "2", "--resume"]) == 0

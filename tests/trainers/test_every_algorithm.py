@@ -102,7 +102,7 @@ def command(model: Path, out: Path, algorithm: str, env: str, *more: str) -> lis
     given = [str(model) if word == "MODEL" else word for word in ALGORITHMS[algorithm]]
     given = with_file(out.parent, given)
     words = ["--algorithm", algorithm, "--student", str(model), "--out", str(out), *given, "--env", env]
-    words += ["--split", SPLIT.get(env, "train"), "--episodes", "2", "--no-tensorboard"]
+    words += ["--split", SPLIT.get(env, "train"), "--episodes", "2", "--tracker", "none"]
     if algorithm != "sft" or "--traces" not in more:  # which has no use for turns that nobody plays
         words += ["--max-turns", "2"]
     return [*words, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1", *more]

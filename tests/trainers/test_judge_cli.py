@@ -21,7 +21,7 @@ from turngym.trainers.judged_episodes import JudgedSource
 from turngym.trainers.run import build_trainer
 
 torch.set_num_threads(1)
-COMMON = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--no-tensorboard")
+COMMON = ("--episodes", "4", "--max-turns", "3", "--env-kwargs", '{"on_invalid": "noop"}', "--tracker", "none")
 COMMON = (*COMMON, "--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "2")
 
 

@@ -23,7 +23,7 @@ from toy_run import trainer
 
 from turngym.core.errors import TurngymError
 from turngym.trainers.metrics import MetricsLog, read_metrics, scalars
-from turngym.trainers.run_config import RunConfig, Trackio, Wandb
+from turngym.trainers.run_config import RunConfig, Tensorboard, Trackio, Wandb
 
 torch.set_num_threads(1)
 Shown = dict[str, list[tuple[int, dict[str, float]]]]
@@ -100,7 +100,7 @@ KINDS: dict[str, Any] = {"wandb": Wandb, "trackio": Trackio}
 
 def run_config(**more: Any) -> RunConfig:
     given: dict[str, Any] = {"steps": 4, "episodes": 12, "max_turns": 6, "eval_every": 2, "checkpoint_every": 2}
-    return RunConfig(**{**given, "tensorboard": False, **more})
+    return RunConfig(**{**given, "tracker": None, **more})
 
 
 def in_file(folder: Path) -> list[tuple[int, dict[str, float]]]:
@@ -211,8 +211,8 @@ def test_tensorboard_shows_each_row_once(
     with monkeypatch.context() as patched:
         kill_at(patched, step, kind)
         with pytest.raises(Killed):
-            trainer(out, run=run_config(tensorboard=True)).train()
-    trainer(out, run=run_config(tensorboard=True)).train(resume=True)
+            trainer(out, run=run_config(tracker=Tensorboard())).train()
+    trainer(out, run=run_config(tracker=Tensorboard())).train(resume=True)
     (out / "tensorboard").rename(tmp_path / "board")
     events = accumulator.EventAccumulator(str(tmp_path / "board"), size_guidance={"scalars": 0}).Reload()
     rows = in_file(out)

@@ -37,7 +37,7 @@ TOKENS = (*HALF, "luffy.prefix.unit = 'tokens'")
 def command(out: Path, algorithm: str, *more: str, episodes: int = 8) -> list[str]:
     words = [algorithm, "--student", str(STUDENT), "--out", str(out), "--episodes", str(episodes)]
     words += ["--env", WORLD.env_id, "--env-kwargs", json.dumps(dict(WORLD.make)), "--max-turns", "8", "--steps", "1"]
-    words += ["--eval-every", "0", "--no-tensorboard", "--threads", "1", "--device", "cpu"]
+    words += ["--eval-every", "0", "--tracker", "none", "--threads", "1", "--device", "cpu"]
     if algorithm == "luffy":
         words += ["--luffy.n", "4"]
         more += ("luffy.filter_groups = false",)

@@ -25,7 +25,7 @@ from turngym.trainers.train_loop import Trainer
 
 torch.set_num_threads(1)
 Make = Callable[..., Episode]
-RUN = RunConfig(steps=4, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tensorboard=False)
+RUN = RunConfig(steps=4, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tracker=None)
 DISTILL = DistillConfig(top_k=8)
 
 

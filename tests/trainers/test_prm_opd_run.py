@@ -21,7 +21,7 @@ from turngym.trainers.scorer import LocalScorer
 from turngym.trainers.train_loop import Trainer
 
 torch.set_num_threads(1)
-RUN = RunConfig(steps=2, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tensorboard=False)
+RUN = RunConfig(steps=2, episodes=12, max_turns=6, eval_every=0, checkpoint_every=2, tracker=None)
 DISTILL = DistillConfig(top_k=8)
 
 

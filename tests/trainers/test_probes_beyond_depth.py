@@ -35,7 +35,7 @@ def played(models: dict[str, Path], out: Path, **depth: Any) -> list[dict[str, A
         eval_every=0,
         device="cpu",
         threads=1,
-        tensorboard=False,
+        tracker=None,
         env_kwargs={"on_invalid": "noop", "config": "small"},
         turnopd={"depth": {"h_max": 6, "h_min": 1, "warmup": 2, **depth}},
     )

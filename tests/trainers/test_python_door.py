@@ -32,7 +32,7 @@ from turngym.trainers.train_config import config_class
 
 torch.set_num_threads(1)
 SMALL_RUN: dict[str, Any] = {"steps": 2, "episodes": 4, "max_turns": 3, "threads": 1, "device": "cpu"}
-QUIET: dict[str, Any] = {"tensorboard": False, "eval_every": 0, "progress": False}
+QUIET: dict[str, Any] = {"tracker": None, "eval_every": 0, "progress": False}
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_an_algorithm_of_another_package(
         verb.resolved([name, "--student", "s", "--out", "o", "--grpo.n", "3"])
     out = tmp_path / "run"
     words = ["--student", str(models / "student"), "--loo.n", "2", "--episodes", "4", "--max-turns", "3"]
-    words += ["--steps", "2", "--device", "cpu", "--threads", "1", "--no-tensorboard", "--eval-every", "0"]
+    words += ["--steps", "2", "--device", "cpu", "--threads", "1", "--tracker", "none", "--eval-every", "0"]
     words += ["--optimizer.minibatches", "2", "--env-kwargs", '{"on_invalid": "noop"}']
     assert verb.main([name, *words, "--out", str(out)]) == 0
     rows = untimed(out)
@@ -288,7 +288,7 @@ def test_a_loss_may_measure_one_form_of_the_divergence_alone(
     ],
 )
 def test_a_row_that_could_not_be_read_is_not_written(value: Any, read: Any, tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path, tracker=None)
     log.open(0)
     log.write({"step": 0, "kind": "eval", "eval/avg": 0.5})
     row = {"step": 1, "kind": "eval", "eval/mine": value}
@@ -308,7 +308,7 @@ def test_a_run_whose_updates_are_all_dropped_says_so(
     monkeypatch.setattr(loo, "MINE", of_advantage(lambda n: np.full(n, np.nan, np.float32)), raising=False)
     monkeypatch.setitem(sys.modules, "loo", loo)
     words = ["--student", str(models / "student"), "--episodes", "4", "--max-turns", "3", "--steps", "1"]
-    words += ["--eval-every", "0", "--no-tensorboard", "--device", "cpu", "--threads", "1"]
+    words += ["--eval-every", "0", "--tracker", "none", "--device", "cpu", "--threads", "1"]
     assert verb.main(["loo:MINE", *words, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr()
     assert "1 steps in" in said.out

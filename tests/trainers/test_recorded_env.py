@@ -53,7 +53,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def options(model: Path, out: Path, algorithm: str, *more: str) -> Any:
     words = [algorithm, "--student", str(model), "--out", str(out), "--episodes", "2", "--steps", "1"]
-    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--eval-every", "0"]
+    words += ["--tracker", "none", "--threads", "1", "--device", "cpu", "--eval-every", "0"]
     words += [] if algorithm == "sft" else ["--max-turns", "3"]
     return train.resolved([*words, *more]).spec
 

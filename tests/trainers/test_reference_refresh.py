@@ -32,7 +32,7 @@ def trainer(out: Path, every: int, steps: int = 5, rate: float = 1.0) -> Trainer
         max_turns=6,
         eval_every=0,
         checkpoint_every=1,
-        tensorboard=False,
+        tracker=None,
         reference=Renewed(reference_every=every, reference_rate=rate) if every else None,
     )
     made = toy.trainer(out, steps=steps)

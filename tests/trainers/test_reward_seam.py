@@ -33,7 +33,20 @@ REQUEST = RolloutRequest(step=1, episodes=2, max_turns=3)
 def command(student: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     words = [algorithm, "--student", str(student), "--out", str(out), "--episodes", "4", "--max-turns", "2"]
     words += ["--env", "turngym/ALFWorld-v0", "--env-kwargs", '{"config": "small", "on_invalid": "noop"}']
-    return [*words, "--steps", "1", "--eval-every", "0", "--no-tensorboard", "--threads", "1", "--device", "cpu", *more]
+    return [
+        *words,
+        "--steps",
+        "1",
+        "--eval-every",
+        "0",
+        "--tracker",
+        "none",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(models: Path, out: Path, *more: str, also: tuple[str, ...] = ALSO) -> Any:
     words = ["--algorithm", "opd", "--student", str(models / "student"), "--teacher", str(models / "one")]
     words += ["--out", str(out), "--episodes", "4", "--max-turns", "2", "--steps", "3", "--eval-every", "0"]
-    words += ["--no-tensorboard", "--threads", "1", "--device", "cpu", "--checkpoint-every", "1"]
+    words += ["--tracker", "none", "--threads", "1", "--device", "cpu", "--checkpoint-every", "1"]
     words += ["--optimizer.lr", "0.01", "--also", *also]
     return build_trainer(train.resolved([*words, *more]).spec)
 

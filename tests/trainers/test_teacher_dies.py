@@ -37,7 +37,7 @@ def test_the_step_is_lost_and_nothing_else(tmp_path: Path) -> None:
         words += ["--teacher-server", server.url, "--distill.form", "sampled"]
         words += with_file(tmp_path, ["teacher.server_deadline = 0.5"])
         words += ["--steps", "3", "--episodes", "3", "--max-turns", "2", "--checkpoint-every", "1", "--eval-every", "0"]
-        train.main([*words, "--no-tensorboard", "--threads", "1", "--device", "cpu", "--seed", "5", *more])
+        train.main([*words, "--tracker", "none", "--threads", "1", "--device", "cpu", "--seed", "5", *more])
 
     with ModelServer(folder=tmp_path / "teacher") as server:
         run("whole")

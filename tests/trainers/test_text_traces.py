@@ -51,7 +51,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(model: Path, out: Path, algorithm: str, *more: str) -> list[str]:
     words = ["--algorithm", algorithm, "--student", str(model), "--out", str(out), "--env", "turngym/ALFWorld-v0"]
-    words += ["--split", "generated", "--env-kwargs", '{"config": "small"}', "--no-tensorboard"]
+    words += ["--split", "generated", "--env-kwargs", '{"config": "small"}', "--tracker", "none"]
     words += [] if algorithm == "sft" and "--traces" in more else ["--max-turns", "3"]
     words += ["--threads", "1", "--device", "cpu", "--eval-every", "0", "--steps", "1"]
     return [*words, *with_file(out.parent, more)]

@@ -68,7 +68,7 @@ def test_numbers_by_turn_agree_with_their_totals(finished: Path) -> None:
 
 
 def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None:
-    run = RunConfig(steps=12, episodes=16, max_turns=6, eval_every=0, checkpoint_every=0, tensorboard=True)
+    run = RunConfig(steps=12, episodes=16, max_turns=6, eval_every=0, checkpoint_every=0)
     made = toy.trainer(
         tmp_path / "run",
         algorithm=sft.build(sft.SftConfig(), BuildContext(run=run)),
@@ -90,7 +90,7 @@ def test_sft_needs_no_teacher_and_learns_from_a_data_set(tmp_path: Path) -> None
 
 
 def test_distilling_a_model_into_itself_changes_little(tmp_path: Path) -> None:
-    run = RunConfig(steps=5, episodes=12, max_turns=6, eval_every=0, tensorboard=False)
+    run = RunConfig(steps=5, episodes=12, max_turns=6, eval_every=0, tracker=None)
     algorithm = opd.build(opd.OpdConfig(), BuildContext(run=run, distill=DistillConfig(top_k=60)))
     made = toy.trainer(tmp_path / "run", run=run, algorithm=algorithm)
     teacher = toy.LocalScorer(model=toy.tiny(1))
