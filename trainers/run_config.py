@@ -208,8 +208,8 @@ class LoopConfig(Spec):
     rounding. auto: where the model keeps episodes in one line apart (docs/distributed.md); a resumed run goes on as it
     began."""
     tracker: Tensorboard | Wandb | Trackio | None = Tensorboard()
-    """What shows the numbers of metrics.jsonl, too. `tensorboard` (where it is installed), `wandb` (Weights & Biases) or
-    `trackio`, which need pip install 'turngym[wandb]' or [trackio]; none: nothing."""
+    """What shows the numbers of metrics.jsonl, too. `tensorboard` (where it is installed), `wandb` (Weights & Biases)
+    or `trackio`, which need pip install 'turngym[wandb]' or [trackio]; none: nothing."""
 
 
 class Renewed(Spec):
