@@ -14,7 +14,7 @@ PATHS: Mapping[Meaning, tuple[str, ...]] = {
     # What is played.
     "game": ("play", "agent.temperature"),
     # How much of it, and how often.
-    "amount": ("play.tasks", "play.samples", "run.steps", "evaluation.eval_every"),
+    "amount": ("play.tasks", "play.samples", "run.steps", "run.eval_every"),
     # Who plays, and what is learned: also every path not listed here. `endpoint` is what a handshake found out.
     "player": ("agent", "endpoint", "play.also", "play.traces", "engine.rollout_dtype"),
     # Which draw it is.

@@ -235,7 +235,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         work["response"] = chat.max_new_tokens
     if isinstance(config.engine, StartedServer):
         work |= {"engine": kind_of(type(config.engine)), "engine_memory": config.engine.engine_memory}
-    if evaluation is None or not evaluation.eval_every:
+    if evaluation is None or not run.eval_every:
         work["eval_episodes"] = 0
     else:
         every = (config, *(further_env(text).played(config) for text in play.also))
@@ -245,7 +245,7 @@ def of_run(table: Mapping[str, Any], where: str = "options") -> PlanOptions:
         student=str(config.models.student),
         teacher=str(config.teacher) if held else None,
         work=StepWorkload(**work),
-        eval_every=0 if evaluation is None else evaluation.eval_every,
+        eval_every=run.eval_every,
         steps=run.steps if "run.steps" in given else None,
     )
 

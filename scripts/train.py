@@ -52,7 +52,7 @@ FIRST = (
     *("models.student", "method.teacher", "models.out", "play.env", "evaluation.panel", "run.steps"),
     *("run.episodes", "play.env.max_turns", "method.temperature", "optimizer.lr", "lora.rank", "chat.max_new_tokens"),
     *("play.env.split", "play.preset", "play.traces", "method.demonstrations", "method.expert", "method.judge"),
-    *("method.reward", "evaluation.eval_every", "run.seed", "models.resume", "models.device"),
+    *("method.reward", "run.eval_every", "run.seed", "models.resume", "models.device"),
 )
 """What most need, and --help shows beside the algorithm's own; --help-all shows all."""
 

@@ -188,6 +188,8 @@ class LoopConfig(Spec):
     """Episodes collected per step. They are tasks x n, where an algorithm compares n attempts at a task."""
     seed: Seed = 0
     """Fixes tasks, sampling and shuffling."""
+    eval_every: Number = 10
+    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     checkpoint_every: Number = 10
     """Steps between checkpoints. One is also written at the end and on Ctrl-C."""
     keep_checkpoints: Million = 2
@@ -239,8 +241,6 @@ class RunConfig(LoopConfig):
     """Sampling temperature of training rollouts."""
     reference: Renewed | None = None
     """The reference of the KL; None: it stays the initial policy."""
-    eval_every: Number = 10
-    """Steps between evaluations; 0 for none."""
 
     @property
     def full_depth(self) -> int:

@@ -108,8 +108,6 @@ class EvaluationConfig(Spec):
     game: Game
     """The panel's environment. It is as the panel fixes it, then as a preset says; what neither says is as in
     training."""
-    eval_every: Number = 10
-    """Steps between evaluations. The first is before step 1, the last after the last step; 0 for none."""
     eval_samples: Count = SAMPLES
     """Episodes per task of an evaluation (Avg@n)."""
     eval_temperature: NotNegative = TEMPERATURE
@@ -288,8 +286,7 @@ class TrainConfig(Spec, Learns):
         """All that the loop reads."""
         turns, parts = self.play.env.max_turns, {name: self.part(name) for name in ("temperature", "reference")}
         assert turns is not None, "the layers of a run give it a limit"
-        every = 0 if self.evaluation is None else self.evaluation.eval_every
-        return RunConfig(**msgspec.structs.asdict(self.run), **parts, max_turns=turns, eval_every=every)
+        return RunConfig(**msgspec.structs.asdict(self.run), **parts, max_turns=turns)
 
     def unread(self) -> Unread:
         """What depends on settings of several tables."""
@@ -312,6 +309,8 @@ class TrainConfig(Spec, Learns):
             yield from needing(needed, "method.staleness", f"{method_table}.refill", "play.keep_rollouts")
         if not played and imitates and self.evaluation is None:
             yield from needing("episodes that are played (no --traces, or a --panel)", "play.env.max_turns")
+        if self.evaluation is None and self.run.eval_every:
+            yield from needing("--panel", "run.eval_every")
 
 
 USUAL = Method()
