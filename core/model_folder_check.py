@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from turngym.core.errors import ModelError
 from turngym.core.redaction import brief
@@ -41,15 +44,25 @@ def check_model_files(folder: Path) -> None:
             _check_json(folder, path)
 
 
+class _Index(msgspec.Struct):
+    """What transformers needs in an index of shards; `metadata` may be empty."""
+
+    metadata: dict[str, Any]
+    weight_map: dict[str, str]
+
+
 def _check_json(folder: Path, path: Path) -> None:
     small = path.stat().st_size <= SMALL_JSON
     if small and path.name != GENERATION and not path.match(INDEX):
         return
     content = json_file(path, ModelError)
     if path.match(INDEX):
-        shards = content.get("weight_map") if isinstance(content, dict) else None
-        for name in shards.values() if isinstance(shards, dict) else [shards]:
-            if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+        try:
+            shards = msgspec.convert(content, _Index).weight_map
+        except msgspec.ValidationError as error:
+            raise ModelError(f"cannot load the model in {folder}: {path.name}: {error}") from error
+        for name in shards.values():
+            if Path(name).name != name or name in ("", ".", ".."):
                 raise ModelError(
                     f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
                     "valid: the name of a file in this folder"
