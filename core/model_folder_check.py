@@ -79,7 +79,12 @@ class _Tokenizer(msgspec.Struct):
     mask_token: Token = None
 
 
+class _Processor(msgspec.Struct):
+    chat_template: Any
+
+
 KINDS: dict[str, Any] = {
+    "chat_template.json": _Processor,
     "config.json": dict[str, Any],
     GENERATION: _Generation,
     "tokenizer_config.json": _Tokenizer,
