@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from turngym.core.errors import ModelError
 from turngym.core.redaction import brief
@@ -67,7 +68,7 @@ class _Tokenizer(msgspec.Struct):
     """The settings of a tokenizer that transformers takes as they are."""
 
     tokenizer_class: str | None = None
-    model_max_length: int | float | None = None
+    model_max_length: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] | None = None
     extra_special_tokens: list[str | dict[str, Any]] | dict[str, Token] | None = None
     additional_special_tokens: list[str | dict[str, Any]] | None = None
     bos_token: Token = None
@@ -101,7 +102,8 @@ def _check_json(folder: Path, path: Path) -> None:
     content = json_file(path, ModelError)
     try:
         holds = msgspec.convert(content, Any if kind is None else kind)
-    except msgspec.ValidationError as error:
+    # half a surrogate pair is no text in which msgspec could look for a number
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise ModelError(f"cannot load the model in {folder}: {path.name}: {error}") from error
     for name in holds.weight_map.values() if isinstance(holds, _Index) else ():
         if Path(name).name != name or name in ("", ".", ".."):
