@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from turngym.agents.models import require_memory
@@ -46,13 +47,40 @@ WHOLE_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", 
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """How GPT-4 splits text; %s is how many digits stay together."""
-READ = frozenset(
-    (
-        *("vocab_size", "context_length", "embedding_length", "feed_forward_length", "block_count"),
-        *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
-        *("attention.layer_norm_rms_epsilon", "rope.freq_base", "tensor_data_layout"),
-    )
-)
+Size = Annotated[int, Meta(ge=1, le=1 << 31)]
+Id = Annotated[int, Meta(ge=0)]
+
+
+class _Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a model, which begin with its architecture."""
+
+    block_count: Size
+    context_length: Size
+    embedding_length: Size
+    feed_forward_length: Size
+    heads: Size = msgspec.field(name="attention.head_count")
+    kv_heads: Size | None = msgspec.field(name="attention.head_count_kv", default=None)
+    width: Size | None = msgspec.field(name="attention.key_length", default=None)
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = msgspec.field(name="attention.layer_norm_rms_epsilon")
+    theta: Annotated[float, Meta(gt=0.0, le=1e12)] = msgspec.field(name="rope.freq_base", default=10_000.0)
+
+
+class _Words(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a tokenizer, which begin with `tokenizer.ggml`."""
+
+    model: str
+    pre: str = "missing"
+    tokens: list[str]
+    token_type: list[int]
+    merges: list[str]
+    bos_token_id: Id | None = None
+    eos_token_id: Id | None = None
+    unknown_token_id: Id | None = None
+    padding_token_id: Id | None = None
+    add_bos_token: bool | None = None
+
+
+READ = {setting.encode_name for setting in msgspec.structs.fields(_Sizes)} | {"vocab_size", "tensor_data_layout"}
 """Settings of a model that are read, or change nothing. Others stretch, cut or scale what it computes: a file is
 refused unless they say what is plain (`PLAIN`, and the width of a head)."""
 PLAIN = {"rope.scaling.type": "none", "rope.scale_linear": 1.0, "expert_count": 0, "expert_used_count": 0}
@@ -142,11 +170,11 @@ def import_gguf(file: Path, folder: Path) -> Path:
     require_memory(file, sum(int(tensor.n_elements) for tensor in reader.tensors), "float32")
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
     try:
+        if metadata.sizes.block_count > len(reader.tensors):
+            # a claim of 10^9 would be built for hours
+            raise AgentError(f"{file} says that {len(reader.tensors)} tensors are {metadata.sizes.block_count} layers")
         tokenizer = _tokenizer(metadata)
         config = _config(metadata, transformers, tied=tied)
-        if config.num_hidden_layers > len(reader.tensors):
-            # a claim of 10^9 would be built for hours
-            raise ValueError(f"{config.num_hidden_layers} layers of {len(reader.tensors)} tensors")
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         state = {name: torch.from_numpy(weight) for name, weight in _weights(metadata, reader, config)}
@@ -173,57 +201,54 @@ def import_gguf(file: Path, folder: Path) -> Path:
     return folder
 
 
-@dataclass(frozen=True, slots=True)
+Settings = TypeVar("Settings")
+Whole = TypeVar("Whole", bound=int | None)
+
+
 class _Metadata:
-    """The key-value pairs of a GGUF file. A missing key raises an AgentError that names it."""
+    """The key-value pairs of a GGUF file. Raises AgentError for a key that is missing, or has a value of another kind
+    than it should."""
 
-    file: Path
-    fields: dict[str, Any]
-
-    @property
-    def architecture(self) -> str:
-        name = str(self["general.architecture"])
+    def __init__(self, file: Path, fields: dict[str, Any]) -> None:
+        self.file, self.fields = file, fields
+        name = str(fields.get("general.architecture"))
         if name not in CONFIGS:
-            raise AgentError(f"{self.file} holds a model of architecture {name!r}; known: {', '.join(CONFIGS)}")
-        return name
+            raise AgentError(f"{file} holds a model of architecture {brief(name, 60)}; known: {', '.join(CONFIGS)}")
+        self.architecture = name
+        self.sizes = self._read(_Sizes, name)
+        self.words = self._read(_Words, "tokenizer.ggml")
+        self.template: str | None = self._read(dict[str, Any], "tokenizer").get("chat_template")
+        if not isinstance(self.template, str | None):
+            raise AgentError(f"{file}: its tokenizer.chat_template is {brief(self.template, 60)}; valid: a text")
 
-    def __getitem__(self, key: str) -> Any:
-        if key not in self.fields:
-            raise AgentError(f"{self.file} has no {key!r}")
-        return self.fields[key]
-
-    def of_model(self, key: str) -> Any:
-        return self[f"{self.architecture}.{key}"]
-
-    def token_id(self, kind: str) -> int | None:
-        token = self.fields.get(f"tokenizer.ggml.{kind}_token_id")
-        return None if token is None else int(token)
+    def _read(self, kind: type[Settings], prefix: str) -> Settings:
+        start = f"{prefix}."
+        values = {name.removeprefix(start): value for name, value in self.fields.items() if name.startswith(start)}
+        try:
+            return msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            raise AgentError(f"{self.file}, keys {prefix}.*: {error}") from error
 
 
 def _config(metadata: _Metadata, transformers: Any, *, tied: bool) -> Any:
-    kind = metadata.architecture
-    heads = int(metadata.of_model("attention.head_count"))
-    eos = metadata.token_id("eos")
+    kind, sizes, words = metadata.architecture, metadata.sizes, metadata.words
     values: dict[str, Any] = {
-        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-        "hidden_size": int(metadata.of_model("embedding_length")),
-        "intermediate_size": int(metadata.of_model("feed_forward_length")),
-        "num_hidden_layers": int(metadata.of_model("block_count")),
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(metadata.fields.get(f"{kind}.attention.head_count_kv", heads)),
-        "max_position_embeddings": int(metadata.of_model("context_length")),
+        "vocab_size": len(words.tokens),
+        "hidden_size": sizes.embedding_length,
+        "intermediate_size": sizes.feed_forward_length,
+        "num_hidden_layers": sizes.block_count,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": _first(sizes.kv_heads, sizes.heads),
+        "max_position_embeddings": sizes.context_length,
         # float32 in the file: 9.999999747378752e-06 was written as 1e-05
-        "rms_norm_eps": float(
-            np.format_float_positional(np.float32(metadata.of_model("attention.layer_norm_rms_epsilon")))
-        ),
+        "rms_norm_eps": float(np.format_float_positional(np.float32(sizes.epsilon))),
         "tie_word_embeddings": tied,
-        "bos_token_id": metadata.token_id("bos"),
-        "eos_token_id": eos,
-        "pad_token_id": _first(metadata.token_id("padding"), eos),
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "pad_token_id": _first(words.padding_token_id, words.eos_token_id),
     }
-    theta = float(metadata.fields.get(f"{kind}.rope.freq_base", 10_000.0))
-    values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    width = int(metadata.fields.get(f"{kind}.attention.key_length", values["hidden_size"] // heads))
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": sizes.theta}
+    width = _first(sizes.width, sizes.embedding_length // sizes.heads)
     plain = PLAIN | dict.fromkeys(("attention.value_length", "rope.dimension_count"), width)
     for name, value in metadata.fields.items():
         key = name.removeprefix(f"{kind}.")
@@ -275,17 +300,24 @@ def _tokenizer(metadata: _Metadata) -> Any:
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    kind, split = metadata["tokenizer.ggml.model"], metadata.fields.get("tokenizer.ggml.pre", "missing")
-    if kind != "gpt2":
-        raise AgentError(f"{metadata.file} has a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') alone is read")
+    words, split = metadata.words, metadata.words.pre
+    if words.model != "gpt2":
+        raise AgentError(
+            f"{metadata.file} has a tokenizer of kind {words.model!r}; byte-level BPE ('gpt2') alone is read"
+        )
     if split not in SPLITS:
         raise AgentError(
             f"{metadata.file} splits text as {split!r}, which is not known here; known: {', '.join(SPLITS)}. Ids would "
             "be wrong for some texts: use the model's original tokenizer.json"
         )
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    tokens, types = words.tokens, words.token_type
     vocabulary = {token: n for n, token in enumerate(tokens)}
+    if not len(vocabulary) == len(tokens) == len(types):
+        problem = f"{len(tokens)} tokens, {len(vocabulary)} different ones, and kinds of {len(types)}"
+        raise AgentError(f"{metadata.file} has {problem}; each token needs a text of its own and a kind")
+    if bad := [merge for merge in words.merges if " " not in merge]:
+        raise AgentError(f"{metadata.file}: the merge {brief(bad[0], 60)} has no space between two parts")
+    merges = [(first, second) for first, _, second in (merge.partition(" ") for merge in words.merges)]
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split == LLAMA_3))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=SPLITS[split] is None)
     first: list[Any] = []
@@ -300,28 +332,31 @@ def _tokenizer(metadata: _Metadata) -> Any:
     for token, sort in zip(tokens, types, strict=True):
         if sort in (CONTROL, USER_DEFINED):
             backend.add_tokens([tokenizers.AddedToken(token, special=sort == CONTROL, normalized=False)])
-    ids = {name: metadata.token_id(key) for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"))}
-    ids["pad"] = _first(metadata.token_id("padding"), ids["eos"])
+    ids = {"bos": words.bos_token_id, "eos": words.eos_token_id, "unk": words.unknown_token_id}
+    ids["pad"] = _first(words.padding_token_id, words.eos_token_id)
     if ids["eos"] is None:
         raise AgentError(f"{metadata.file} has no 'tokenizer.ggml.eos_token_id': nothing would end a response")
-    if bad := [name for name, token_id in ids.items() if token_id is not None and not 0 <= token_id < len(tokens)]:
+    if bad := [name for name, token_id in ids.items() if token_id is not None and token_id >= len(tokens)]:
         raise AgentError(
             f"{metadata.file}: its {bad[0]} token {ids[bad[0]]} is outside the vocabulary of {len(tokens)}"
         )
     names = {f"{name}_token": tokens[token_id] for name, token_id in ids.items() if token_id is not None}
-    if metadata.fields.get("tokenizer.ggml.add_bos_token", split == LLAMA_3) and "bos_token" in names:
+    begins = split == LLAMA_3 if words.add_bos_token is None else words.add_bos_token
+    if begins and "bos_token" in names:
         begin = names["bos_token"]
         # TemplateProcessing puts it before every text, as llama.cpp does
         backend.post_processor = processors.Sequence(
             [processors.TemplateProcessing(f"{begin} $A", special_tokens=[(begin, ids["bos"])])]
         )
-    context = int(metadata.of_model("context_length"))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=context, clean_up_tokenization_spaces=False, **names
+        tokenizer_object=backend,
+        model_max_length=metadata.sizes.context_length,
+        clean_up_tokenization_spaces=False,
+        **names,
     )
-    tokenizer.chat_template = metadata.fields.get("tokenizer.chat_template")
+    tokenizer.chat_template = metadata.template
     return tokenizer
 
 
-def _first(preferred: int | None, fallback: int | None) -> int | None:
+def _first(preferred: int | None, fallback: Whole) -> int | Whole:
     return fallback if preferred is None else preferred

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -24,8 +24,15 @@ FIELD = "crc32"
 """Field of a manifest with the checksum of the others."""
 CHECKED = 1 << 25
 """Files of up to this many bytes together are compared whenever they are opened: tens of milliseconds."""
-Files = Mapping[str, Mapping[str, int]]
-"""Size (`bytes`) and `crc32` by name."""
+
+
+class FileFacts(TypedDict):
+    bytes: int
+    crc32: int
+
+
+Files = Mapping[str, FileFacts]
+"""Size and checksum by name."""
 
 
 def write_manifest(path: Path, facts: Mapping[str, Any]) -> None:
@@ -53,7 +60,7 @@ def _checksum(facts: Mapping[str, Any]) -> int:
     return crc32(json.dumps(facts, sort_keys=True).encode())
 
 
-def describe_file(path: Path) -> dict[str, int]:
+def describe_file(path: Path) -> FileFacts:
     size = checksum = 0
     with path.open("rb") as file:
         while block := file.read(1 << 24):
@@ -61,7 +68,7 @@ def describe_file(path: Path) -> dict[str, int]:
     return {"bytes": size, "crc32": checksum}
 
 
-def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int]]:
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
     order = sorted(names)
     # crc32 releases the interpreter lock, so the files are read in parallel; ends: files have an end
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

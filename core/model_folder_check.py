@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from turngym.core.errors import ModelError
 from turngym.core.redaction import brief
-from turngym.core.user_files import json_file
+from turngym.core.user_files import json_file, read_text
 
 TEMPLATES = "additional_chat_templates"
 """The folder in a model's folder from which transformers reads further chat templates, such as the one for tools."""
@@ -39,20 +43,71 @@ def check_model_files(folder: Path) -> None:
             raise ModelError(f"{folder} holds {path.name}, which is no file (a pipe, or a device): it is no model")
         if path.suffix == ".json" and stat.S_ISREG(mode):
             _check_json(folder, path)
+        elif path.suffix == ".jinja" and stat.S_ISREG(mode):
+            read_text(path, ModelError)
+
+
+Token = str | dict[str, Any] | None
+
+
+class _Index(msgspec.Struct):
+    """What transformers needs in an index of shards; `metadata` may be empty."""
+
+    metadata: dict[str, Any]
+    weight_map: dict[str, str]
+
+
+class _Generation(msgspec.Struct):
+    """Ids beside those that end an answer, which `end_ids` checks: it knows the model."""
+
+    bos_token_id: int | list[int] | None = None
+    pad_token_id: int | list[int] | None = None
+
+
+class _Tokenizer(msgspec.Struct):
+    """The settings of a tokenizer that transformers takes as they are."""
+
+    tokenizer_class: str | None = None
+    model_max_length: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] | None = None
+    extra_special_tokens: list[str | dict[str, Any]] | dict[str, Token] | None = None
+    additional_special_tokens: list[str | dict[str, Any]] | None = None
+    bos_token: Token = None
+    eos_token: Token = None
+    pad_token: Token = None
+    unk_token: Token = None
+    sep_token: Token = None
+    cls_token: Token = None
+    mask_token: Token = None
+
+
+class _Processor(msgspec.Struct):
+    chat_template: Any
+
+
+KINDS: dict[str, Any] = {
+    "chat_template.json": _Processor,
+    "config.json": dict[str, Any],
+    GENERATION: _Generation,
+    "tokenizer_config.json": _Tokenizer,
+    "special_tokens_map.json": dict[str, Token | list[Token]],
+    INDEX: _Index,
+}
+"""What the small files of a model hold, by name."""
 
 
 def _check_json(folder: Path, path: Path) -> None:
-    small = path.stat().st_size <= SMALL_JSON
-    if small and path.name != GENERATION and not path.match(INDEX):
+    kind = next((kind for name, kind in KINDS.items() if path.match(name)), None)
+    if kind is None and path.stat().st_size <= SMALL_JSON:
         return
     content = json_file(path, ModelError)
-    if path.match(INDEX):
-        shards = content.get("weight_map") if isinstance(content, dict) else None
-        for name in shards.values() if isinstance(shards, dict) else [shards]:
-            if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-                raise ModelError(
-                    f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
-                    "valid: the name of a file in this folder"
-                )
-    if path.name == GENERATION and not isinstance(content, dict):
-        raise ModelError(f"cannot load the model in {folder}: {path.name} is {brief(content, 80)}; valid: a table")
+    try:
+        holds = msgspec.convert(content, Any if kind is None else kind)
+    # half a surrogate pair is no text in which msgspec could look for a number
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise ModelError(f"cannot load the model in {folder}: {path.name}: {error}") from error
+    for name in holds.weight_map.values() if isinstance(holds, _Index) else ():
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise ModelError(
+                f"cannot load the model in {folder}: {path.name} names {brief(name, 80)} as a file of weights; "
+                "valid: the name of a file in this folder"
+            )

@@ -38,8 +38,11 @@ def read_toml(path: Path | str, *, provenance: bool = False) -> dict[str, Any]:
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """The table that TOML holds. Raises ValueError, for damage and for a number of thousands of digits."""
-    table: dict[str, Any] = each(tomllib.loads(text), lambda value: TomlNone(value) if value == NONE else value)
+    """The table that TOML holds. Raises ValueError, for damage, deep nesting and a number of thousands of digits."""
+    try:
+        table: dict[str, Any] = each(tomllib.loads(text), lambda value: TomlNone(value) if value == NONE else value)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     return table
 
 

@@ -340,7 +340,8 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
         return msgspec.convert(table, cls, dec_hook=_path_of)
     except msgspec.ValidationError as error:
         raise SettingsError(refusal_of(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
-    except SettingsError as error:
+    # where one of a few words is needed, half a surrogate pair is no text that msgspec could look for
+    except (TurngymError, UnicodeEncodeError) as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
 
 

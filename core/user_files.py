@@ -120,16 +120,20 @@ def read_text(path: str | os.PathLike[str], error: type[Exception], *, raw: str 
     Raises `error`, which names the file, if it cannot be read or is in another encoding.
     """
     try:
-        data = user_path(path).read_bytes()
+        with user_path(path).open("rb") as file:
+            data = file.read(LARGEST_JSON + 1)
     except OSError as reason:
         raise error(f"{path} cannot be read: {reason.strerror}") from reason
+    # a device has no end
+    if len(data) > LARGEST_JSON:
+        raise error(f"{path} cannot be read: it has more than {LARGEST_JSON:,} bytes")
     if raw and data.startswith(raw.encode()):
         return data.decode("utf-8", "surrogateescape")
     return "".join(_lines(data.splitlines(keepends=True), path, error))
 
 
 LARGEST_JSON = 2**28
-"""Bytes of a file of JSON that is read whole."""
+"""Bytes of a file of JSON, or of text that a person writes, that is read whole."""
 
 
 MOST_VALUES = 1 << 23

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from turngym.core.errors import TurngymError, did_you_mean
+from turngym.core.errors import SettingsError, TurngymError, did_you_mean
 from turngym.core.redaction import excerpt
 from turngym.core.tools import Tools, ToolSpec
 from turngym.envs.dialects import DIALECTS, HERMES, find_dialect
@@ -294,18 +294,22 @@ def make_channel(name: str, tool: Tools) -> Channel:
     `text:STYLE` is for families that mark thoughts in their own way (`turngym.envs.tool_calls.STYLES`),
     `text:verl-agent` reads as that harness does, which knows no `ToolSet`. Raises TurngymError for other names.
     """
+    require_channel(name)
     kind, _, dialect = name.partition(":")
     if name == VERL_AGENT:
         if not isinstance(tool, ToolSpec):
             raise TurngymError(f"channel {name!r} reads one text in lower case, no calls; valid here: text, tool")
         return VerlAgentChannel(tool=tool)
-    if kind == "text" and (not dialect or dialect in STYLES):
+    if kind == "text":
         return TextChannel(tags=tool.tags, name=name, thoughts=STYLES.get(dialect, THINK))
-    if kind == "tool":
-        return ToolChannel(tool=tool, dialect=find_dialect(dialect) if dialect else HERMES)
-    styles, dialects = (f"text:{style}" for style in STYLES), (f"tool:{known}" for known in DIALECTS)
-    valid = ["text", "tool", VERL_AGENT, *styles, *dialects]
-    raise TurngymError(f"unknown channel {name!r}; channels are: {', '.join(valid)}.{did_you_mean(name, valid)}")
+    return ToolChannel(tool=tool, dialect=find_dialect(dialect) if dialect else HERMES)
+
+
+def require_channel(name: str) -> None:
+    """Raises SettingsError for a name that no channel has."""
+    valid = ["text", "tool", VERL_AGENT, *(f"text:{style}" for style in STYLES), *(f"tool:{name}" for name in DIALECTS)]
+    if name not in valid:
+        raise SettingsError(f"unknown channel {name!r}; channels are: {', '.join(valid)}.{did_you_mean(name, valid)}")
 
 
 def split_thought(response: str, tags: Sequence[str] = ("action",)) -> tuple[str | None, str, str | None]:

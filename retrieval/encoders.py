@@ -428,7 +428,9 @@ def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, A
         tokenizer, files = open_tokenizer(folder), str(library_path(folder))
         load: Any = getattr(transformers, kind).from_pretrained
         model, loading = load(files, trust_remote_code=False, dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError) as error:
+    except RetrievalError:
+        raise
+    except Exception as error:  # readers of damaged files raise anything
         raise RetrievalError(f"cannot load the {use} {name!r}: {load_problem(error)}") from error
     spare = [key for key in loading["missing_keys"] if unused and unused in key]
     if problem := missing_weights({**loading, "missing_keys": set(loading["missing_keys"]).difference(spare)}):

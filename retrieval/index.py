@@ -29,7 +29,7 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError, did_you_mean
 from turngym.core.files import LOCK
-from turngym.core.manifest import CHECKED, changed_files, describe_files, files_under, write_manifest
+from turngym.core.manifest import CHECKED, Files, changed_files, describe_files, files_under, write_manifest
 from turngym.core.manifest import read_manifest as read_sealed
 from turngym.core.numbers import Count, Number
 from turngym.core.spec import Spec, changed
@@ -91,8 +91,7 @@ class IndexManifest:
     corpus_sha256: str
     encoder: EncoderRecord | None = None
     faiss: FaissRecord | None = None
-    files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Size (`bytes`) and `crc32` by name."""
+    files: Files = field(default_factory=dict)
     format: Literal[1] = 1
     """Version of the folder's layout."""
 

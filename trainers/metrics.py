@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -145,15 +146,23 @@ class MetricsLog:
         """Drop what a killed run wrote after its last checkpoint, so that a resumed run doubles no row.
 
         Kept are training rows up to `step` and evaluations up to `evaluated`, the last ones that the checkpoint knows.
+        Says how many training rows are missing: a disk may have lost them.
         """
         path, last = self.folder / METRICS_FILE, {"train": step, "eval": evaluated}
+        trained = 0
         if path.exists():
-            rows = (row for row in iter_metrics(self.folder) if row["step"] <= last[row["kind"]])
             # renamed when complete: a run killed here must not lose the rows that it had
             scratch = path.with_suffix(".writing")
             with scratch.open("w", encoding="utf-8") as file:
-                file.writelines(_line(row) for row in rows)
+                for row in iter_metrics(self.folder):
+                    if row["step"] <= last[row["kind"]]:
+                        trained += row["kind"] == "train"
+                        file.write(_line(row))
             os.replace(scratch, path)
+        if trained < step:
+            print(
+                f"{path} has lost {step - trained} of {step} training rows; what it shows lacks them", file=sys.stderr
+            )
 
     def open(self, step: int) -> None:
         """Start writing after `step`; sinks then show what the file has, whatever an earlier process gave them."""

@@ -25,12 +25,14 @@ import torch
 from turngym.agents.executor.worker_count import RayActors
 from turngym.agents.models import find_device, hub_folder, require_plain
 from turngym.agents.play_spec import EvalSpec
+from turngym.agents.playing.env_maker import env_class
+from turngym.agents.playing.scripted import PLAYERS
 from turngym.agents.presets import find_preset
 from turngym.agents.saved_model import companion_writer
 from turngym.agents.servers.server_options import StartedServer
-from turngym.core.errors import SettingsError, TurngymError
+from turngym.core.errors import SettingsError, TurngymError, checked_choice
 from turngym.core.nested import at
-from turngym.core.plugins import find_reward
+from turngym.core.plugins import find_reward, installed, is_path
 from turngym.core.protocols import DivisibleEvaluation, RolloutSource, Scorer
 from turngym.core.provenance import CONFIG_FILE, write_config
 from turngym.core.resolve import Layer, Resolved
@@ -396,6 +398,8 @@ def check_run(config: TrainConfig) -> None:
     algorithm = build_algorithm(config)
     check_teacher(config.algorithm, algorithm, has_teacher=config.has_teacher)
     check_groups(algorithm, config.run.episodes)
+    if not is_path(expert := config.part("expert")):
+        checked_choice("--expert", expert, ("expert", *env_class(config.play.env.id).players, *installed(PLAYERS)))
 
 
 def evaluation_of(config: TrainConfig) -> EvalSpec | None:

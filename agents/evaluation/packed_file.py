@@ -15,7 +15,8 @@ import msgspec
 
 from turngym.agents.evaluation.scores import EvaluationError
 from turngym.agents.play_spec import EvalSpec
-from turngym.core.episode import Episode, EpisodeError
+from turngym.core.episode import Episode
+from turngym.core.errors import TurngymError
 from turngym.core.plugin_values import LARGEST_VALUE
 from turngym.core.spec import read, to_table
 from turngym.core.trace import episode_from_json, episode_to_json
@@ -185,5 +186,5 @@ def read_result(path: str | Path) -> PackedResult:
                 _broken(first, head, [(_name(episode), row) for episode, row in zip(episodes, rows, strict=True)])
             ),
         )
-    except (OSError, lzma.LZMAError, msgspec.ValidationError, EpisodeError, ValueError, RecursionError) as error:
+    except (OSError, lzma.LZMAError, msgspec.ValidationError, TurngymError, ValueError, RecursionError) as error:
         raise EvaluationError(f"{path} is not a packed result: {error}") from error

@@ -10,11 +10,12 @@ from msgspec.structs import asdict
 
 from turngym.agents.rendering.memory import Memory
 from turngym.agents.rendering.verl_agent_prompts import PromptTemplates
-from turngym.core.errors import AgentError
+from turngym.core.errors import AgentError, SettingsError
 from turngym.core.files import SUMS_FILE
 from turngym.core.numbers import Count
 from turngym.core.spec import Spec, read
-from turngym.core.user_files import json_object
+from turngym.core.user_files import json_object, text_problem
+from turngym.envs.channels import require_channel
 
 CHAT_FILE = "turngym.json"
 
@@ -46,6 +47,9 @@ class ChatSettings(Spec):
 
     def __post_init__(self) -> None:
         self.remembers  # noqa: B018 refuses what cannot be meant
+        require_channel(self.channel)
+        if (problem := text_problem(self.system or "")) is not None:
+            raise SettingsError(f"system {problem}")
 
     @property
     def remembers(self) -> Memory:

@@ -99,6 +99,9 @@ class ChatTemplate:
         # several templates, none of them the default
         except ValueError as error:
             raise RenderError(f"the chat template of {self.name!r} cannot be chosen: {error}") from error
+        # transformers, and servers with it, would put it in front of every prompt
+        if self.source.startswith("\ufeff"):
+            raise RenderError(f"the chat template {self._place()} begins with a byte order mark; save it without one")
         self._source = FIXED_CLOCK + self.source if "strftime_now" in self.source else self.source
         self.encoder = TextEncoder(tokenizer, self.source)
         """Makes ids of what the template writes and of what contents say."""

@@ -17,6 +17,7 @@ same prompt: the text stands after the first observation.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,9 @@ def read_skills(named: str) -> Skills:
 
 def _text(named: str, folder: Path, file: object) -> str:
     # what stands in it goes into prompts, and to whoever answers them: a link must not lead out of the folder, either
-    inside = isinstance(file, str) and bool(file) and (folder / file).resolve().parent == folder.resolve()
+    # Path.resolve raises an error for a link to itself
+    goal = os.path.realpath(folder / file) if isinstance(file, str) and file and "\0" not in file else ""
+    inside = os.path.dirname(goal) == os.path.realpath(folder)
     if not isinstance(file, str) or not inside or Path(file).name != file:
         raise AgentError(f"skills {named}: {file!r} is no file of the folder; valid: a name such as heat.txt")
     path = folder / file

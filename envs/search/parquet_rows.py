@@ -42,9 +42,9 @@ def read_parquet(
             columns = list(choose(file.schema_arrow.names))
             if len(set(columns)) < len(columns):
                 raise error(f"{path}: two columns have one name: {brief(columns, 200)}")
-            # a text that stands once in the file may be the value of every row: no batch takes more than `BATCH` bytes
-            chunks = (group.column(index) for group in groups for index in range(group.num_columns))
-            longest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+            # a text that stands once in the file may be the value of every row: no batch takes more than `BATCH` bytes.
+            # Columns of groups are not asked for: pyarrow ends the process where their statistics are damaged
+            longest = max((group.total_byte_size for group in groups), default=0)
             number = unpacked = 0
             for batch in file.iter_batches(batch_size=min(256, max(1, BATCH // max(1, longest))), columns=columns):
                 unpacked += batch.nbytes

@@ -17,7 +17,7 @@ from turngym.core import user_files
 from turngym.core.errors import RetrievalError, TurngymError
 from turngym.core.protocols import separate
 from turngym.core.trace import TraceProblem, iter_trace
-from turngym.core.user_files import json_object
+from turngym.core.user_files import json_object, read_text
 from turngym.trainers.study.records import read_records
 
 NESTED = b"[" * 200_000 + b"\n"
@@ -67,3 +67,9 @@ def test_a_longer_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "a.json").write_text('{"a": "long"}')
     with pytest.raises(TurngymError, match=r"a\.json cannot be read: it has more than 10 bytes"):
         json_object(tmp_path / "a.json", TurngymError)
+
+
+def test_a_text_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_files, "LARGEST_JSON", 10)
+    with pytest.raises(TurngymError, match="/dev/zero cannot be read: it has more than 10 bytes"):
+        read_text("/dev/zero", TurngymError)

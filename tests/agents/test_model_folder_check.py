@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from turngym.agents import load_world
 from turngym.agents.models import file_hashes, hub_folder, load_tokenizer
+from turngym.agents.rendering.chat_settings import ChatSettings
+from turngym.agents.rendering.chat_template import ChatTemplate, RenderError
 from turngym.core.errors import ModelError, RetrievalError, TurngymError
 from turngym.core.files import ChangedFileError, locked_folder, read_sums
 from turngym.core.line_file import LineFile
@@ -56,13 +59,29 @@ def test_a_template_may_lie_with_what_prepares_images(tmp_path: Path) -> None:
     assert load_tokenizer(folder).chat_template == "{{ messages }}"
 
 
-@pytest.mark.parametrize("shard", ["../w.safetensors", "/w.safetensors", "more/w.safetensors", "..", "", 3, None])
+@pytest.mark.parametrize("shard", ["../w.safetensors", "/w.safetensors", "more/w.safetensors", "..", ""])
 def test_weights_lie_in_the_folder(shard: object, tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "model-1.safetensors"}}))
     check_model_files(tmp_path)
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": shard}}))
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": shard}}))
     with pytest.raises(ModelError, match=r"index\.json names .* as a file of weights"):
+        check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ({"weight_map": {}}, "metadata"),
+        ({"metadata": None, "weight_map": {}}, "metadata"),
+        ({"metadata": {}}, "weight_map"),
+        ({"metadata": {}, "weight_map": {"a": 3}}, "weight_map"),
+        ([], "object"),
+    ],
+)
+def test_an_index_of_shards_says_which_key_is_wrong(content: object, key: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=rf"index\.json: .*{key}"):
         check_model_files(tmp_path)
 
 
@@ -72,13 +91,47 @@ def test_json_that_takes_gigabytes_is_not_read(tmp_path: Path) -> None:
         check_model_files(tmp_path)
 
 
-@pytest.mark.parametrize(("field", "value"), [("eos_token", ["a"]), ("model_max_length", "x")])
-def test_a_tokenizer_with_a_field_of_a_wrong_kind_is_one_line(field: str, value: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "key"),
+    [
+        ("tokenizer_config.json", {"eos_token": ["a"]}, "eos_token"),
+        ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length"),
+        ("tokenizer_config.json", {"model_max_length": -1}, "model_max_length"),
+        ("tokenizer_config.json", {"extra_special_tokens": [1]}, "extra_special_tokens"),
+        ("special_tokens_map.json", {"eos_token": 1}, "str"),
+        ("generation_config.json", {"pad_token_id": "x"}, "pad_token_id"),
+        ("config.json", None, "object"),
+        ("chat_template.json", {}, "chat_template"),
+    ],
+)
+def test_a_small_file_says_which_key_is_wrong(name: str, content: object, key: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=rf"{re.escape(name)}: (Expected|Object missing) .*{key}"):
+        check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "said"), [(b"\xff\xfea\0", "UTF-16"), (b"a\n\xe9", "line 2"), (b"a\0", "zero byte")])
+def test_a_template_is_text(text: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(text)
+    with pytest.raises(ModelError, match=rf"chat_template\.jinja.*{said}"):
+        check_model_files(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
     folder = shutil.copytree(load_world("alfworld").checkpoint("student"), tmp_path / "model")
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with pytest.raises(ModelError, match=r"cannot load the tokenizer in .*: TypeError"):
-        load_tokenizer(folder)
+    path = folder / "chat_template.jinja"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with pytest.raises(RenderError, match=r"chat_template\.jinja begins with a byte order mark"):
+        ChatTemplate(load_tokenizer(folder))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("channel", "zz"), ("system", "\ud800"), ("history", "\ud800"), ("memory", "zz")]
+)
+def test_how_a_model_is_spoken_to_is_refused_with_its_file(key: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "turngym.json").write_text(json.dumps({key: value}))
+    with pytest.raises(TurngymError, match=r"turngym\.json"):
+        ChatSettings.load(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "", "[]"])

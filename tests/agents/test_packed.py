@@ -248,6 +248,9 @@ def test_a_damaged_file_is_refused_in_one_line(result: PackedResult, tmp_path: P
         "other": lzma.compress(b'{"format": "other"}'),
         "newer": lzma.compress(lines[0].replace('"version": 3', '"version": 4').encode()),
         "line": lzma.compress("\n".join([lines[0], lines[1][:-9]]).encode()),
+        "newer episode": lzma.compress(
+            "\n".join([lines[0], re.sub(r'"schema":\d+', '"schema":99', lines[1])]).encode()
+        ),
     }
     for data in cases.values():
         path.write_bytes(data)

@@ -87,6 +87,14 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, map
     assert str(error.value).startswith(f"skills {tmp_path}")
 
 
+def test_a_text_that_is_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    named = folder(tmp_path, "always = 'a.txt'", a="look around")
+    (named / "a.txt").unlink()
+    (named / "a.txt").symlink_to("a.txt")
+    with pytest.raises(TurngymError, match=r"there is no a\.txt there"):
+        read_skills(str(named))
+
+
 def test_a_folder_that_is_not_there_is_refused_with_what_there_is() -> None:
     for name in ("nowhere", "../../pyproject.toml/x", "alfworld/none.toml"):
         with pytest.raises(TurngymError, match=r"skills\.toml, or alfworld, search, webshop"):

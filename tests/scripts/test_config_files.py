@@ -174,6 +174,8 @@ OTHERS = [
     (TOML.decode().encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
     (b"# caf\xe9\n" + TOML, "line 1: byte 0xe9 at column 6 is no UTF-8; save it as UTF-8"),
     (b"seed = " + b"9" * 5000, "is not TOML: Exceeds the limit"),
+    (b"seed = " + b"[" * 3000 + b"]" * 3000, "is not TOML: it is nested too deep"),
+    (b"a." * 3000 + b"b = 1", "is not TOML: it is nested too deep"),
 ]
 OUT = (b'out = "a\\u0000b"\npanel = "alfworld-quickstart"\n', "valid: a path")
 

@@ -119,6 +119,13 @@ def test_methods_of_one_world_are_evaluated_in_one_game(method: str, said: str, 
         cells(tmp_path, text)
 
 
+def test_an_expert_is_known_before_the_first_cell_begins(tmp_path: Path) -> None:
+    text = f"{SHORT}\n[methods.sft]\nexpert = "
+    with pytest.raises(SettingsError, match=r"mine\.toml, sft in alfworld-loops: .*Did you mean 'searching'"):
+        cells(tmp_path, f"{text}'serching'")
+    assert cells(tmp_path, f"{text}'searching'")
+
+
 def test_agents_play_by_the_rules_of_their_world(tmp_path: Path) -> None:
     more = "[methods.expert]\nagent = 'expert'\n[methods.again]\nof = 'expert'\n[methods.m]\nagent = 'openai:m'\n"
     changes = [

@@ -121,7 +121,9 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "run") == before
 
 
-def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(tmp_path: Path) -> None:
+def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = MetricsLog(tmp_path, tracker=None)
     for step, kind in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train")):
         log.write({"step": step, "kind": kind})
@@ -129,6 +131,11 @@ def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(tmp_pa
         file.write('{"step": 4, "ki')
     log.truncate(2, 0)
     assert [(row["step"], row["kind"]) for row in read_metrics(tmp_path)] == [(0, "eval"), (1, "train"), (2, "train")]
+    assert not capsys.readouterr().err
+    for lose in (lambda path: path.write_bytes(b""), Path.unlink):
+        lose(tmp_path / "metrics.jsonl")
+        log.truncate(2, 0)
+        assert "metrics.jsonl has lost 2 of 2 training rows" in capsys.readouterr().err
 
 
 class Began(Progress):

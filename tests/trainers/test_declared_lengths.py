@@ -100,3 +100,20 @@ def test_texts_in_parquet(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TextError, match="cannot be read as parquet"):
         list(read_texts([path]))
+
+
+def test_a_changed_bit_of_a_parquet_ends_no_process(tmp_path: Path) -> None:
+    """One in the statistics of a column would: pyarrow checks them where no exception is caught."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"text": ["hello"] * 3}), path, store_schema=False)
+    whole, refused = path.read_bytes(), 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            list(read_texts([path]))
+        except TextError as error:
+            refused += str(path) in str(error)
+    assert refused > len(whole) // 4
