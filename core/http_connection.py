@@ -165,9 +165,10 @@ def certificates() -> ssl.SSLContext:
                     return ssl.create_default_context(cafile=path)
                 return ssl.create_default_context(capath=path)
             except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
                 raise Unreachable(
                     "certificate",
-                    f"the variable {variable} is {excerpt(path, 200)!r}, which holds no certificates: {error}",
+                    f"the variable {variable} is {excerpt(path, 200)!r}, which holds no certificates: {why}",
                 ) from None
     import httpx
 

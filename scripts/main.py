@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import turngym
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
-from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
+from turngym.core.redaction import brief, excerpt, redacted, redacted_traceback, redacted_tracebacks, without_keys
 from turngym.core.signals import ending_at_once, on_signals
 
 
@@ -91,7 +91,7 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
     if argv[0] not in verbs:
         hint = did_you_mean(argv[0], verbs)
         advice = f"{hint} `{command} --help` lists the verbs." if hint else f"\n\n{usage(command, verbs)}"
-        print(f"{command}: unknown verb {argv[0]!r}.{advice}", file=sys.stderr)
+        print(f"{command}: unknown verb {brief(argv[0], 80)}.{advice}", file=sys.stderr)
         return 2
     module = verbs[argv[0]]
     if isinstance(module, Group):
@@ -103,7 +103,7 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
             verb = importlib.import_module(module)
         return int(verb.main(list(argv[1:])))
     except TurngymError as error:
-        print(f"{command} {argv[0]}: {redacted(str(error))}", file=sys.stderr)
+        print(f"{command} {argv[0]}: {_shortened(redacted(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         with ending_at_once(""):  # Ctrl-C once more has nothing left to stop
@@ -113,8 +113,16 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
         reason = system_failure(error)
         if reason is None:
             raise
-        print(f"{command} {argv[0]}: {reason}", file=sys.stderr)
+        print(f"{command} {argv[0]}: {_shortened(reason)}", file=sys.stderr)
         return 2
+
+
+_ENDLESS = re.compile(r"\S{300,}")
+
+
+def _shortened(text: str) -> str:
+    """An error in which a word without end, such as a file's content in place of its name, is a line still."""
+    return _ENDLESS.sub(lambda word: excerpt(word[0], 200), text)
 
 
 def refuse_credentials_in(argv: Sequence[str]) -> None:
@@ -122,7 +130,7 @@ def refuse_credentials_in(argv: Sequence[str]) -> None:
     option = ""
     for word in argv:
         option, equals, value = word.partition("=") if word.startswith("--") else (option, "", word)
-        refuse_credentials(option, value if equals or not word.startswith("--") else "")
+        refuse_credentials(option or "an argument", value if equals or not word.startswith("--") else "")
 
 
 # Only training divides its work among the processes that torchrun starts.
@@ -136,7 +144,7 @@ LEAD = 5.0
 def refuse_torchrun(command: str) -> None:
     """Ends every process of torchrun for a verb that would play everything in each of them; process 0 says why."""
     size = os.environ.get(WORLD_SIZE, "")
-    if command == DIVIDED or not size.isdecimal() or int(size) < 2:
+    if command == DIVIDED or not re.fullmatch("[0-9]{1,9}", size) or int(size) < 2:
         return
     if os.environ.get(RANK, "0") != "0":
         # quietly: torchrun ends it as soon as process 0 has ended
@@ -324,6 +332,9 @@ def system_failure(error: Exception) -> str | None:
         return (
             "no further thread or process can be had: `ulimit -u` says how many there may be; ask for fewer --workers"
         )
+    # of Path.resolve
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
+        return str(error)
     if isinstance(error, OSError) and error.errno in PLACES:
         where = error.filename if error.filename is not None else "the working folder, or a file"
         return f"{where}: {error.strerror}"

@@ -123,6 +123,8 @@ def test_failures_of_the_system_are_told_from_our_own_mistakes() -> None:
         "no room left on the disk for /x: make room and run it again"
     )
     assert system_failure(RuntimeError("I/O error: No space left on device (os error 28)")) is not None
+    # what Path.resolve raises up to Python 3.12
+    assert system_failure(RuntimeError("Symlink loop from '/x'")) == "Symlink loop from '/x'"
     missing = ModuleNotFoundError("No module named 'faiss'", name="faiss")
     assert system_failure(missing) == "this needs faiss: pip install 'turngym[dense]'"
     assert system_failure(ModuleNotFoundError("No module named 'x'", name="x")) is None
@@ -147,6 +149,22 @@ def test_a_system_failure_is_one_line_and_a_mistake_of_ours_a_traceback(
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.endswith("ValueError: ours\n")
+
+
+@pytest.mark.parametrize("words", [("panel", "show", "x" * 5000), ("no" * 2500,), ("trace", "print", "/x" * 2500)])
+def test_a_word_without_end_is_a_line_still(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert words[-1][:40] in first
+    assert words[-1][:400] not in first
+
+
+def test_an_address_with_a_password_says_where_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, where in ((("panel", "show"), "an argument"), (("panel", "verify", "x", "--data"), "--data")):
+        assert main([*words, "http://me:secret@host/"]) == 2
+        said = capsys.readouterr().err
+        assert f"{where} is" in said
+        assert "secret" not in said
 
 
 @pytest.mark.parametrize(
