@@ -335,7 +335,7 @@ def system_failure(error: Exception) -> str | None:
     # of Path.resolve
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
         return str(error)
-    if isinstance(error, OSError) and error.errno in PLACES:
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in PLACES):
         where = error.filename if error.filename is not None else "the working folder, or a file"
         return f"{where}: {error.strerror}"
     return None

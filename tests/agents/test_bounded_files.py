@@ -17,7 +17,7 @@ from turngym.core import user_files
 from turngym.core.errors import RetrievalError, TurngymError
 from turngym.core.protocols import separate
 from turngym.core.trace import TraceProblem, iter_trace
-from turngym.core.user_files import json_object
+from turngym.core.user_files import json_object, read_text
 from turngym.trainers.study.records import read_records
 
 NESTED = b"[" * 200_000 + b"\n"
@@ -63,7 +63,10 @@ def test_what_is_nested_is_a_problem_of_its_line(tmp_path: Path) -> None:
 
 
 def test_a_longer_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_files, "LARGEST_JSON", 10)
+    monkeypatch.setattr(user_files, "LARGEST_FILE", 10)
     (tmp_path / "a.json").write_text('{"a": "long"}')
     with pytest.raises(TurngymError, match=r"a\.json cannot be read: it has more than 10 bytes"):
         json_object(tmp_path / "a.json", TurngymError)
+    # a device has no end
+    with pytest.raises(TurngymError, match="/dev/zero cannot be read: it has more"):
+        read_text("/dev/zero", TurngymError)

@@ -119,6 +119,8 @@ def test_resume_hint_is_only_said_where_it_is(tmp_path: Path) -> None:
 
 def test_failures_of_the_system_are_told_from_our_own_mistakes() -> None:
     assert system_failure(PermissionError(errno.EACCES, "Permission denied", "/x")) == "/x: Permission denied"
+    # of a folder of the system, in which a file is gone when it is asked for
+    assert system_failure(OSError(errno.EINVAL, "Invalid argument", "/x")) == "/x: Invalid argument"
     assert system_failure(OSError(errno.ENOSPC, "No space left on device", "/x")) == (
         "no room left on the disk for /x: make room and run it again"
     )
