@@ -32,11 +32,17 @@ OTHER = {
 def user_path(text: str | os.PathLike[str]) -> Path:
     """The path that `text` means: `~` and `~name` at its beginning are home folders, unless they are files here.
 
-    Raises TurngymError for a text with the one character that no file system allows.
+    Raises TurngymError for a text with the one character that no file system allows, and for a home folder where there
+    is none (a container's user without a name).
     """
     if "\0" in os.fspath(text):
         raise TurngymError(f"{os.fspath(text)!r} holds a null character; valid: a path")
-    return Path(text) if os.path.lexists(text) else Path(os.path.expanduser(text))
+    if os.path.lexists(text):
+        return Path(text)
+    path = os.path.expanduser(text)
+    if path == "~" or path.startswith("~/"):
+        raise TurngymError(f"{path} is in the home folder, which this user does not have: set HOME, or name another")
+    return Path(path)
 
 
 def named_path(text: str) -> tuple[str, Path]:

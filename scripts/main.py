@@ -98,6 +98,7 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
         return dispatch(f"{command} {argv[0]}", module.verbs, argv[1:])
     try:
         refuse_torchrun(f"{command} {argv[0]}")
+        refuse_gone_folder()
         refuse_credentials_in(argv[1:])
         with ending_at_once(f"{command} {argv[0]}: stopped\n"):
             verb = importlib.import_module(module)
@@ -123,6 +124,14 @@ _ENDLESS = re.compile(r"\S{300,}")
 def _shortened(text: str) -> str:
     """An error in which a word without end, such as a file's content in place of its name, is a line still."""
     return _ENDLESS.sub(lambda word: excerpt(word[0], 200), text)
+
+
+def refuse_gone_folder() -> None:
+    """Raises TurngymError in a working folder that is gone: torch's libraries would end the process there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise TurngymError(f"the working folder: {error.strerror}; go to one that is there") from None
 
 
 def refuse_credentials_in(argv: Sequence[str]) -> None:

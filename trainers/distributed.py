@@ -197,7 +197,7 @@ def open_ranks(environment: Mapping[str, str] = os.environ, *, timeout: float = 
     DistributedError if the processes cannot find each other.
     """
     size = counted(environment, "WORLD_SIZE", 1)
-    if size == 1:
+    if size < 2:
         yield SINGLE
         return
     cuda = torch.cuda.is_available()

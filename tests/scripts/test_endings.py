@@ -161,6 +161,16 @@ def test_a_word_without_end_is_a_line_still(words: tuple[str, ...], capsys: pyte
     assert words[-1][:400] not in first
 
 
+def test_a_working_folder_that_is_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["study", "list"]) == 2
+    assert capsys.readouterr().err.startswith("turngym study list: the working folder")
+
+
 def test_an_address_with_a_password_says_where_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     for words, where in ((("panel", "show"), "an argument"), (("panel", "verify", "x", "--data"), "--data")):
         assert main([*words, "http://me:secret@host/"]) == 2
