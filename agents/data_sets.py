@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from turngym.core.errors import TurngymError, checked_choice
 from turngym.core.files import add_files, locked_folder
-from turngym.core.http_connection import address_problem
+from turngym.core.http_connection import Unreachable, address_problem, proxy_of, why_not
 from turngym.core.manifest import files_under
 from turngym.core.redaction import brief
 from turngym.core.user_files import user_path
@@ -185,7 +185,10 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
     if problem := address_problem(url):
         raise DataError(f"{brief(url, 200)} {problem}")
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SILENT_SECONDS) as answer:
+        proxy = proxy_of(url)
+        ways = {} if proxy is None else dict.fromkeys(("http", "https"), proxy.address)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler(ways))
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=SILENT_SECONDS) as answer:
             if answer.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
                 raise DataError(
                     f"{url} answers with a page of HTML instead of the file (a quota, a login, a warning?): open it in "
@@ -218,8 +221,8 @@ def fetch(url: str, target: Path, *, largest: int, sha256: str | None = None, pr
         if error.code == 416:
             part.unlink(missing_ok=True)
         raise DataError(f"{url} answers {error.code} ({error.reason}); {BY_HAND}") from None
-    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
-        why = getattr(error, "reason", None) or error
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError, Unreachable) as error:
+        why = why_not(error, url, proxy, SILENT_SECONDS) if isinstance(error, urllib.error.URLError) else error
         raise DataError(f"{url} cannot be fetched ({why}); run it again to go on, or {BY_HAND}") from None
     if total is not None and received != total:
         raise DataError(f"{url}: cut at {received:,} of {total:,} bytes; run it again to go on")

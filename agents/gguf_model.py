@@ -165,7 +165,8 @@ def import_gguf(file: Path, folder: Path) -> Path:
         reader = GGUFReader(file)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # it raises whatever numpy does
-        raise AgentError(f"{file} is no GGUF file, or not the whole of one ({str(error).splitlines()[0]})") from error
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise AgentError(f"{file} is no GGUF file, or not the whole of one ({why})") from error
     metadata = _Metadata(file, fields)
     require_memory(file, sum(int(tensor.n_elements) for tensor in reader.tensors), "float32")
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)

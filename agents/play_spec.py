@@ -24,7 +24,7 @@ from turngym.agents.endpoint.options import EndpointOptions
 from turngym.agents.executor.worker_count import AnyWorkers, AutoWorkers
 from turngym.core.errors import SettingsError
 from turngym.core.nested import KIND
-from turngym.core.numbers import Count, NotNegative, Number, Positive, Seed, Share, Signed
+from turngym.core.numbers import Count, Million, NotNegative, Number, Positive, Seed, Share, Signed
 from turngym.core.plugins import installed
 from turngym.core.spec import Spec, to_table
 from turngym.core.task import Task
@@ -150,7 +150,7 @@ class OnPanel(Tasks, tag="panel"):
 class FirstTasks(Tasks, tag="first"):
     """Tasks of the environment's own list."""
 
-    count: Count = 10
+    count: Million = 10
     """How many."""
     draw: bool = False
     """Draw the tasks with --seed instead of taking the first ones."""
@@ -180,7 +180,7 @@ class PlaySpec(Game, kw_only=True):
 
     tasks: OnPanel | FirstTasks | Listed
     """How many of the environment's tasks are played; --task names them instead."""
-    samples: Count
+    samples: Million
     """Episodes per task."""
     seed: Seed = 0
     """Same seed, same episodes, whatever --slots and --workers."""

@@ -126,7 +126,7 @@ class ServerProcess:
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:]
         except OSError as error:
-            return f"its output {self.log} cannot be read: {error}"
+            return f"its output {self.log} cannot be read: {error.strerror}"
         return f"the end of {self.log}:\n" + "\n".join(excerpt(line, 300) for line in lines)
 
     def __enter__(self) -> ServerProcess:
@@ -318,7 +318,7 @@ def installed(python: str, engine: str = "sglang") -> str:
     try:
         completed = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServerError(f"--python {python} does not run: {error}") from error
+        raise ServerError(f"--python {python} does not run: {getattr(error, 'strerror', None) or error}") from error
     if completed.returncode:
         raise ServerError(
             f"{python} has no {engine}: install it with pip install '{DIALECTS[engine].tried}' on a machine with GPUs, "

@@ -302,7 +302,8 @@ def _listen_waitress(front: Front, host: str, port: int, names: tuple[str, ...])
             raise TurngymError(f"host {host!r} stands for several addresses; name one, such as 127.0.0.1")
         server = WaitressServer(_guarded(front, access), map={}, adj=settings, sockinfo=settings.listen[0])
     except (OSError, ValueError, OverflowError) as error:
-        raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
+        why = getattr(error, "strerror", None) or error
+        raise TurngymError(f"cannot listen on {host}, port {port}: {why}; choose a free port") from error
     server.channel_class = type(
         "TimedChannel", (TimedChannel,), {"error_task_class": type("Refusal", (Refusal,), {"front": front})}
     )

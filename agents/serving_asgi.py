@@ -105,7 +105,8 @@ def _listen_socket(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise TurngymError(f"cannot listen on {host}, port {port}: {error}; choose a free port") from error
+        why = getattr(error, "strerror", None) or error
+        raise TurngymError(f"cannot listen on {host}, port {port}: {why}; choose a free port") from error
     listener.setblocking(False)
     # asyncio sets it only on sockets that name their protocol; without it the body of every answer on a connection that
     # stays open waits 40 ms for the client to acknowledge the headers

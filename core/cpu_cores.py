@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from turngym.core.errors import TurngymError
+from turngym.core.redaction import brief
 
 SHARE = "TURNGYM_CORES"
 """Environment variable with the number of cores for this process, for programs that start several side by side."""
@@ -17,17 +21,26 @@ POOLS = (OPENMP, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THRE
 once, when they are loaded."""
 
 
+def counted(environment: Mapping[str, str], name: str, usual: int) -> int:
+    """The whole number in a variable of the environment, `usual` where it is not set or empty. Raises TurngymError for
+    any other text."""
+    text = environment.get(name, "").strip()
+    # Python reads no number of thousands of digits
+    if text and not re.fullmatch("[0-9]{1,9}", text):
+        raise TurngymError(f"the environment variable {name} is {brief(text, 80)}; valid: a whole number below 10^9")
+    return int(text or usual)
+
+
 def available_cores(environment: Mapping[str, str] = os.environ) -> int:
     """Processor cores that this process may use, at least 1.
 
     The smallest of its affinity, the container's quota and `TURNGYM_CORES`, divided among the processes that torchrun
-    started on this machine.
+    started on this machine. Raises TurngymError for a variable that holds no number.
     """
     # macOS and Windows have no affinity
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share, beside = (environment.get(name, "") for name in (SHARE, "LOCAL_WORLD_SIZE"))
-    limits = [allowed, *_quota(), *([int(share)] if share.isdecimal() else [])]
-    return max(1, min(limits) // max(1, int(beside) if beside.isdecimal() else 1))
+    limits = [allowed, *_quota(), counted(environment, SHARE, allowed)]
+    return max(1, min(limits) // max(1, counted(environment, "LOCAL_WORLD_SIZE", 1)))
 
 
 def _quota() -> list[int]:
@@ -49,7 +62,8 @@ def threads_each(processes: int) -> int:
     """Threads for each of `processes` processes: its share of the cores, or OMP_NUM_THREADS of this one if smaller."""
     limit = os.environ.get(OPENMP, "")
     share = max(1, available_cores() // max(1, processes))
-    return min(share, max(1, int(limit))) if limit.isdecimal() else share
+    # what else OpenMP takes (`4,2`) is its own affair
+    return min(share, max(1, int(limit))) if re.fullmatch("[0-9]{1,9}", limit) else share
 
 
 def environment_with_threads(threads: int) -> dict[str, str]:

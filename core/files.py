@@ -57,7 +57,11 @@ def locked_folder(folder: str | Path | None) -> AbstractContextManager[None]:
 
 def locked_file(path: str | Path | None) -> AbstractContextManager[None]:
     """Makes the caller the only writer of the file `path`; otherwise as `locked_folder`."""
-    return nullcontext() if path is None else _locked(Path(path).with_name(f".{Path(path).name}.lock"), Path(path))
+    if path is None:
+        return nullcontext()
+    if not Path(path).name:
+        raise TurngymError(f"{path} is a folder that is there already; choose another place")
+    return _locked(Path(path).with_name(f".{Path(path).name}.lock"), Path(path))
 
 
 @contextmanager

@@ -61,11 +61,21 @@ def address_problem(url: str) -> str:
         return "must begin with http:// or https://"
     if not parts.hostname:
         return "names no host"
+    if not _can_be(parts.hostname):
+        return "has a host that cannot be looked up: a part of its name is empty, or too long"
     # the port is read only here, and what is no number is a ValueError
     with suppress(ValueError):
         if parts.port != 0:
             return ""
     return "has a port that is no number from 1 to 65535"
+
+
+def _can_be(host: str) -> bool:
+    """Whether a name server can be asked for `host`."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 # Which way.
@@ -128,7 +138,9 @@ def _proxy_address(address: str, variable: str) -> str:
     safe_url = excerpt(redacted(re.sub(r"(?<=//).*@", f"{HIDDEN}@", url, flags=re.DOTALL)), 100)
     try:
         parts = urlsplit(url)
-        usable = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, url)) and url.isprintable()
+        usable = (
+            _can_be(parts.hostname or "") and parts.port != 0 and not any(map(str.isspace, url)) and url.isprintable()
+        )
     except ValueError:
         usable = False
     if not usable:
@@ -165,9 +177,10 @@ def certificates() -> ssl.SSLContext:
                     return ssl.create_default_context(cafile=path)
                 return ssl.create_default_context(capath=path)
             except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
                 raise Unreachable(
                     "certificate",
-                    f"the variable {variable} is {excerpt(path, 200)!r}, which holds no certificates: {error}",
+                    f"the variable {variable} is {excerpt(path, 200)!r}, which holds no certificates: {why}",
                 ) from None
     import httpx
 

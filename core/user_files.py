@@ -32,11 +32,17 @@ OTHER = {
 def user_path(text: str | os.PathLike[str]) -> Path:
     """The path that `text` means: `~` and `~name` at its beginning are home folders, unless they are files here.
 
-    Raises TurngymError for a text with the one character that no file system allows.
+    Raises TurngymError for a text with the one character that no file system allows, and for a home folder where there
+    is none (a container's user without a name).
     """
     if "\0" in os.fspath(text):
         raise TurngymError(f"{os.fspath(text)!r} holds a null character; valid: a path")
-    return Path(text) if os.path.lexists(text) else Path(os.path.expanduser(text))
+    if os.path.lexists(text):
+        return Path(text)
+    path = os.path.expanduser(text)
+    if path == "~" or path.startswith("~/"):
+        raise TurngymError(f"{path} is in the home folder, which this user does not have: set HOME, or name another")
+    return Path(path)
 
 
 def named_path(text: str) -> tuple[str, Path]:
@@ -112,6 +118,10 @@ def _links() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="turngym-links-")
 
 
+LARGEST_FILE = 2**28
+"""Bytes of a file that is read whole."""
+
+
 def read_text(path: str | os.PathLike[str], error: type[Exception], *, raw: str = "") -> str:
     """The text of a file that a person writes: UTF-8 with or without a byte order mark, line ends of any system.
 
@@ -120,20 +130,16 @@ def read_text(path: str | os.PathLike[str], error: type[Exception], *, raw: str 
     Raises `error`, which names the file, if it cannot be read or is in another encoding.
     """
     try:
+        # a pipe is a file here, as a shell's <(...) gives one; a device may have no end
         with user_path(path).open("rb") as file:
-            data = file.read(LARGEST_JSON + 1)
+            data = file.read(LARGEST_FILE + 1)
     except OSError as reason:
         raise error(f"{path} cannot be read: {reason.strerror}") from reason
-    # a device has no end
-    if len(data) > LARGEST_JSON:
-        raise error(f"{path} cannot be read: it has more than {LARGEST_JSON:,} bytes")
+    if len(data) > LARGEST_FILE:
+        raise error(f"{path} cannot be read: it has more than {LARGEST_FILE:,} bytes")
     if raw and data.startswith(raw.encode()):
         return data.decode("utf-8", "surrogateescape")
     return "".join(_lines(data.splitlines(keepends=True), path, error))
-
-
-LARGEST_JSON = 2**28
-"""Bytes of a file of JSON, or of text that a person writes, that is read whole."""
 
 
 MOST_VALUES = 1 << 23
@@ -204,11 +210,11 @@ def bounded_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 def json_file(path: str | os.PathLike[str], error: Callable[[str], Exception]) -> Any:
     """The JSON value of a file that a program has written, in a folder that may come from a stranger.
 
-    Raises `error`, which names the file, for one that is not there, is no file, has more than `LARGEST_JSON` bytes, or
+    Raises `error`, which names the file, for one that is not there, is no file, has more than `LARGEST_FILE` bytes, or
     is no JSON in UTF-8.
     """
     try:
-        return json_of(bounded_bytes(path, LARGEST_JSON).decode("utf-8"))
+        return json_of(bounded_bytes(path, LARGEST_FILE).decode("utf-8"))
     except (OSError, ValueError) as reason:
         raise error(f"{path} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
 

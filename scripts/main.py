@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import turngym
 from turngym.core.clean_keys import refuse_credentials
 from turngym.core.errors import TurngymError, did_you_mean, is_disk_full
-from turngym.core.redaction import redacted, redacted_traceback, redacted_tracebacks, without_keys
+from turngym.core.redaction import brief, excerpt, redacted, redacted_traceback, redacted_tracebacks, without_keys
 from turngym.core.signals import ending_at_once, on_signals
 
 
@@ -91,19 +91,20 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
     if argv[0] not in verbs:
         hint = did_you_mean(argv[0], verbs)
         advice = f"{hint} `{command} --help` lists the verbs." if hint else f"\n\n{usage(command, verbs)}"
-        print(f"{command}: unknown verb {argv[0]!r}.{advice}", file=sys.stderr)
+        print(f"{command}: unknown verb {brief(argv[0], 80)}.{advice}", file=sys.stderr)
         return 2
     module = verbs[argv[0]]
     if isinstance(module, Group):
         return dispatch(f"{command} {argv[0]}", module.verbs, argv[1:])
     try:
         refuse_torchrun(f"{command} {argv[0]}")
+        refuse_gone_folder()
         refuse_credentials_in(argv[1:])
         with ending_at_once(f"{command} {argv[0]}: stopped\n"):
             verb = importlib.import_module(module)
         return int(verb.main(list(argv[1:])))
     except TurngymError as error:
-        print(f"{command} {argv[0]}: {redacted(str(error))}", file=sys.stderr)
+        print(f"{command} {argv[0]}: {_shortened(redacted(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         with ending_at_once(""):  # Ctrl-C once more has nothing left to stop
@@ -113,8 +114,24 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
         reason = system_failure(error)
         if reason is None:
             raise
-        print(f"{command} {argv[0]}: {reason}", file=sys.stderr)
+        print(f"{command} {argv[0]}: {_shortened(reason)}", file=sys.stderr)
         return 2
+
+
+_ENDLESS = re.compile(r"\S{300,}")
+
+
+def _shortened(text: str) -> str:
+    """An error in which a word without end, such as a file's content in place of its name, is a line still."""
+    return _ENDLESS.sub(lambda word: excerpt(word[0], 200), text)
+
+
+def refuse_gone_folder() -> None:
+    """Raises TurngymError in a working folder that is gone: torch's libraries would end the process there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise TurngymError(f"the working folder: {error.strerror}; go to one that is there") from None
 
 
 def refuse_credentials_in(argv: Sequence[str]) -> None:
@@ -122,7 +139,7 @@ def refuse_credentials_in(argv: Sequence[str]) -> None:
     option = ""
     for word in argv:
         option, equals, value = word.partition("=") if word.startswith("--") else (option, "", word)
-        refuse_credentials(option, value if equals or not word.startswith("--") else "")
+        refuse_credentials(option or "an argument", value if equals or not word.startswith("--") else "")
 
 
 # Only training divides its work among the processes that torchrun starts.
@@ -136,7 +153,7 @@ LEAD = 5.0
 def refuse_torchrun(command: str) -> None:
     """Ends every process of torchrun for a verb that would play everything in each of them; process 0 says why."""
     size = os.environ.get(WORLD_SIZE, "")
-    if command == DIVIDED or not size.isdecimal() or int(size) < 2:
+    if command == DIVIDED or not re.fullmatch("[0-9]{1,9}", size) or int(size) < 2:
         return
     if os.environ.get(RANK, "0") != "0":
         # quietly: torchrun ends it as soon as process 0 has ended
@@ -324,7 +341,10 @@ def system_failure(error: Exception) -> str | None:
         return (
             "no further thread or process can be had: `ulimit -u` says how many there may be; ask for fewer --workers"
         )
-    if isinstance(error, OSError) and error.errno in PLACES:
+    # of Path.resolve
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
+        return str(error)
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in PLACES):
         where = error.filename if error.filename is not None else "the working folder, or a file"
         return f"{where}: {error.strerror}"
     return None

@@ -72,7 +72,7 @@ class ExportPrompts(Spec):
     """tasks: how actions are to be written, as the system message says it."""
     seed: Seed = 0
     """tasks: seed of the rows; all samples of a task begin alike."""
-    data: str | None = None
+    data: Path | None = None
     """Folder of the data; by default where the environment looks for it."""
 
     def unread(self) -> Unread:
@@ -173,7 +173,7 @@ class Verify(Spec):
 
     panel: Name
     """Name, full name, or path of a manifest."""
-    data: str | None = None
+    data: Path | None = None
     """Folder of the data; by default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
 
 
@@ -190,7 +190,7 @@ class Write(Spec):
     """Version of the panel; a change of content needs a new one."""
     env_kwargs: str = "{}"
     """Arguments for gym.make that belong to the panel, as JSON, for example '{"split": "valid_unseen"}'."""
-    data: str | None = None
+    data: Path | None = None
     """Folder of the data; not written into the panel."""
     ids: Path | None = None
     """File with one task id per line; by default all tasks of the environment."""
@@ -339,5 +339,5 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in read_text(path, TurngymError).split("\n") if line.strip()]
 
 
-def _data(data: str | None) -> dict[str, Any]:
+def _data(data: Path | None) -> dict[str, Any]:
     return {} if data is None else {"data": data}

@@ -41,7 +41,7 @@ class Pack(Spec):
     """The file to write; its name ends in .result.xz."""
     panel: str | None = None
     """The panel, if it does not come with turngym: package:name, or its manifest. A file is not asked where it is."""
-    data: str | None = None
+    data: Path | None = None
     """Folder of the environment's data; by default where the environment looks for it."""
     env_kwargs: str = "{}"
     """Arguments of gym.make that are not taken from a file, as JSON, for example '{"retriever": "http://..."}'."""
@@ -64,7 +64,7 @@ class Check(Spec):
     """Packed results."""
     panel: str | None = None
     """The panel, if it does not come with turngym: package:name, or its manifest. A file is not asked where it is."""
-    data: str | None = None
+    data: Path | None = None
     """Folder of the environment's data; by default where the environment looks for it."""
     env_kwargs: str = "{}"
     """Arguments of gym.make that are not taken from a file, as JSON, for example '{"retriever": "http://..."}'."""

@@ -68,7 +68,7 @@ class ServeMcp(Spec):
     """Seed of the episodes, as that of `turngym eval`."""
     max_turns: Count | None = None
     """Turns before an episode is cut; by default the environment's own limit."""
-    data: str | None = None
+    data: Path | None = None
     """Folder of the data; by default where the environment looks for it."""
 
 
@@ -91,7 +91,7 @@ def open_episodes(config: ServeMcp, keys: ClientKeys) -> Episodes:
         limit=config.limit,
         seed=config.seed,
         max_turns=config.max_turns,
-        data=config.data,
+        data=None if config.data is None else str(config.data),
         trace=config.out / "trace.jsonl",
     )
     http = config.transport if isinstance(config.transport, Http) else Http()

@@ -272,7 +272,7 @@ class View(Spec):
 
     files: Positional[tuple[str, ...]]
     """Trace files, PATH or NAME=PATH; two of them are shown side by side on one task."""
-    tokenizer: str | None = None
+    tokenizer: Path | None = None
     """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
     port: Port = 8321
     """Port on this machine; 0 takes a free one. Only this machine can connect."""
@@ -322,7 +322,7 @@ class Print(Spec):
     """Print every turn: observation, response, verdict, reward."""
     prompt: bool = False
     """Print before every response the whole prompt as the model read it: system message and memory included."""
-    tokenizer: str | None = None
+    tokenizer: Path | None = None
     """Folder of the tokenizer, for prompts; by default that of the model that played."""
     width: Count = 2000
     """Longest text printed of one observation or response, in characters."""
@@ -365,7 +365,7 @@ class Html(Spec):
     out: Path
     """The page; must not exist unless --overwrite is given."""
     select: Select = Select()
-    tokenizer: str | None = None
+    tokenizer: Path | None = None
     """Folder of the tokenizer, for prompts and tokens; by default that of the model that played."""
     title: str = "Episodes"
     """Heading of the page."""

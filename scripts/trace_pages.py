@@ -253,7 +253,7 @@ MOST_ATTEMPTS = 24
 """Most attempts at one task that the page offers beside the one shown."""
 
 
-def create_app(runs: Mapping[str, TraceIndex], tokenizer: str | None = None) -> Any:
+def create_app(runs: Mapping[str, TraceIndex], tokenizer: Path | None = None) -> Any:
     """A Flask application over indexed traces, in order. Raises TurngymError without Flask.
 
     `tokenizer` is for all of them; by default each trace names its own (`Prompts.of`).

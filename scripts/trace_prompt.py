@@ -48,14 +48,14 @@ class Prompts:
     """What an agent without token ids was shown of past turns."""
 
     @classmethod
-    def of(cls, trace: Path, tokenizer: str | None = None) -> Prompts:
+    def of(cls, trace: Path, tokenizer: Path | None = None) -> Prompts:
         """Uses `tokenizer`, else that of the model that the trace names, if it is there."""
         specs = [read(EvalSpec, table, str(trace)) for table in read_specs(trace).values()]
         agent = specs[0].agent if specs else None
         # a student in training has no weights of a folder
         folder = agent.folder if isinstance(agent, Model) and agent.weights else _student_beside(trace)
         if tokenizer is None and folder and (user_path(folder) / "tokenizer_config.json").is_file():
-            tokenizer = str(user_path(folder))
+            tokenizer = user_path(folder)
         memory = ALL
         if isinstance(agent, OpenAI):
             chat = ModelChat(memory=agent.chat.memory)

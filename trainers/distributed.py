@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from turngym.agents.local_engine.lora_weights import shared_weights
+from turngym.core.cpu_cores import counted
 from turngym.core.episode import Episode
 from turngym.core.protocols import DivisibleEvaluation, EvalPoint, RolloutSource, Scorer
 from turngym.core.rollout_request import RolloutRequest
@@ -195,8 +196,8 @@ def open_ranks(environment: Mapping[str, str] = os.environ, *, timeout: float = 
     `timeout`: minutes that a process waits for another (one that plays, evaluates or saves) before it gives up. Raises
     DistributedError if the processes cannot find each other.
     """
-    size = int(environment.get("WORLD_SIZE", "1"))
-    if size == 1:
+    size = counted(environment, "WORLD_SIZE", 1)
+    if size < 2:
         yield SINGLE
         return
     cuda = torch.cuda.is_available()
@@ -231,7 +232,7 @@ def local_device(environment: Mapping[str, str] = os.environ) -> str:
     """Where this process computes: its own GPU, or the CPU."""
     if not torch.cuda.is_available():
         return "cpu"
-    number, count = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    number, count = counted(environment, "LOCAL_RANK", 0), torch.cuda.device_count()
     if number >= count:
         raise DistributedError(
             f"local process {number} has no GPU: this machine has {count}; valid: --nproc-per-node up to {count}"

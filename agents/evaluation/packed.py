@@ -139,7 +139,7 @@ def pack_result(
     out: str | Path,
     *,
     panel: str | None = None,
-    data: str | None = None,
+    data: str | Path | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> PackedResult:
     """Packs the evaluation in the folder or trace `run` into the file `out`, after a check that it can be replayed
@@ -166,7 +166,7 @@ def check_result(
     result: str | Path | PackedResult,
     *,
     panel: str | None = None,
-    data: str | None = None,
+    data: str | Path | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     other_rules: bool = False,
 ) -> list[str]:

@@ -187,4 +187,5 @@ def read_result(path: str | Path) -> PackedResult:
             ),
         )
     except (OSError, lzma.LZMAError, msgspec.ValidationError, TurngymError, ValueError, RecursionError) as error:
-        raise EvaluationError(f"{path} is not a packed result: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise EvaluationError(f"{path} is not a packed result: {why}") from error

@@ -290,15 +290,14 @@ def _check_halves(questions: Iterable[Question]) -> None:
 
 
 def _data_folder(data: str | Path | None) -> Path:
-    home = user_path(SEARCH_HOME)
-    named = data or os.environ.get(DATA_VARIABLE) or (home if home.is_dir() else None)
-    if not named:
+    named = data or os.environ.get(DATA_VARIABLE)
+    if not named and not user_path(SEARCH_HOME).is_dir():
         raise TaskError(
             f"the public question sets are not part of the package: give their folder as data=..., or as "
             f"${DATA_VARIABLE}, or fetch Search-R1's test sets with `turngym data get search`; source='world' needs "
             "no data"
         )
-    folder = user_path(named)
+    folder = user_path(named or SEARCH_HOME)
     if not folder.is_dir():
         raise TaskError(f"the folder of the question sets, {folder}, does not exist")
     return folder

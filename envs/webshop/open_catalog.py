@@ -30,7 +30,7 @@ from turngym.core.memory_mapped import (
 )
 from turngym.core.rows import path_stamp, read_array, read_object
 from turngym.core.task import content_hash
-from turngym.core.user_files import json_of
+from turngym.core.user_files import json_of, user_path
 from turngym.envs.webshop.catalog import (
     Catalog,
     MemoryCatalog,
@@ -91,8 +91,7 @@ def load_catalog(profile: ShopProfile, data: str | os.PathLike[str] | None, *, p
 
 def cache_folder() -> Path:
     """The folder for what is built once: `$TURNGYM_CACHE` or `~/.cache/turngym`."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turngym"
+    return user_path(os.environ.get(CACHE_VARIABLE) or "~/.cache/turngym")
 
 
 def file_hash(path: Path, cache: Path) -> str:

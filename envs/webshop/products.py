@@ -213,8 +213,11 @@ def find_profile(name: str) -> ShopProfile:
 
 def shop_folder(data: str | os.PathLike[str] | None) -> str:
     """The folder of the original's files: `data`, else `$WEBSHOP_DATA`, else the home folder if there is one; or ""."""
+    named = os.environ.get(DATA_VARIABLE) if data is None else data
+    if named or data is not None:
+        return str(named)
     home = user_path(SHOP_HOME)
-    return str(data if data is not None else os.environ.get(DATA_VARIABLE) or (home if home.is_dir() else ""))
+    return str(home) if home.is_dir() else ""
 
 
 def find_files(profile: ShopProfile, data: str | os.PathLike[str] | None) -> tuple[Path, ...]:

@@ -41,7 +41,7 @@ class ShowOptions(Spec):
 def main(argv: Sequence[str]) -> int:
     """Run `turngym study show` with `argv` (without the verb itself)."""
     options = read_options(ShowOptions, argv, prog="turngym study show", about=__doc__)
-    study = merge_records({str(path): read_records(path.expanduser()) for path in options.studies})
+    study = merge_records({str(path): read_records(path) for path in options.studies})
     if options.tables:
         study = replace(study, tables=tuple(TABLES) if options.tables == ("all",) else options.tables)
     for name in study.tables:

@@ -202,7 +202,7 @@ def test_what_is_not_the_file_is_refused(tmp_path: Path, mirror: Any, fault: str
     assert not (tmp_path / "f").exists()
 
 
-def test_hash_size_and_address(tmp_path: Path, mirror: Any) -> None:
+def test_hash_size_and_address(tmp_path: Path, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror.files["f"] = b"x" * 10
     with pytest.raises(DataError, match="expected is 0000; it was thrown away"):
         fetch(f"{mirror.url}/f", tmp_path / "f", largest=1 << 20, sha256="0000")
@@ -214,6 +214,12 @@ def test_hash_size_and_address(tmp_path: Path, mirror: Any) -> None:
             fetch(url, tmp_path / "f", largest=9)
     with pytest.raises(DataError, match=r"cannot be fetched \(.*refused.*run it again"):
         fetch("http://127.0.0.1:9/f", tmp_path / "f", largest=9)
+    # read as every other client of ours reads it: this machine is asked without a proxy
+    for proxy in ("/nowhere", "x" * 64):
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        fetch(f"{mirror.url}/f", tmp_path / "f", largest=10)
+        with pytest.raises(DataError, match="HTTP_PROXY"):
+            fetch("http://example.invalid/f", tmp_path / "g", largest=9)
 
 
 def test_a_full_disk_keeps_what_there_is(tmp_path: Path, mirror: Any) -> None:

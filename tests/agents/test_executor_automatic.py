@@ -33,6 +33,7 @@ from turngym.agents.playing.env_maker import probe
 from turngym.agents.playing.rollout import rollout
 from turngym.core import cpu_cores
 from turngym.core.cpu_cores import available_cores
+from turngym.core.errors import TurngymError
 
 
 def sized(parameters: int, device: str = "cpu") -> Any:
@@ -81,7 +82,9 @@ def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     quota.write_text("350000 100000\n")
     assert available_cores({}) == 4
     assert available_cores({"TURNGYM_CORES": "2"}) == 2
-    assert available_cores({"TURNGYM_CORES": "two"}) == 4
+    for text in ("two", "-1", "9" * 5000):
+        with pytest.raises(TurngymError, match="TURNGYM_CORES is"):
+            available_cores({"TURNGYM_CORES": text})
     assert available_cores({"LOCAL_WORLD_SIZE": "2"}) == 2
     assert available_cores({"LOCAL_WORLD_SIZE": "2", "TURNGYM_CORES": "1"}) == 1
 

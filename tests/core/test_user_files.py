@@ -39,9 +39,15 @@ def test_a_home_folder_is_meant_where_nothing_else_is(tmp_path: Path, monkeypatc
     monkeypatch.setenv("HOME", "/home/of/mine")
     assert user_path("~/x") == Path("/home/of/mine/x")
     assert user_path("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+    assert user_path("./~/x") == Path("~/x")
+    # a container's user without a name
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    for text in ("~", "~/x"):
+        with pytest.raises(TurngymError, match="set HOME"):
+            user_path(text)
     (tmp_path / "~").mkdir()
     assert user_path("~") == Path("~")
-    assert user_path("./~/x") == Path("~/x")
 
 
 @pytest.mark.parametrize("data", [b"a\nb\n", b"\xef\xbb\xbfa\nb\n", b"a\r\nb\r\n", b"\xef\xbb\xbfa\r\nb\r\n"])

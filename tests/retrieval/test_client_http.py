@@ -332,6 +332,7 @@ def test_k_must_be_a_positive_number(client: Any, k: Any) -> None:
         client("http://127.0.0.1:1").search(["a"], k)
 
 
+LONG = f"http://{'x' * 64}.org"
 PORTS = [f"http://127.0.0.1:{port}" for port in (99999, -1, 0, "x")]
 
 
@@ -341,7 +342,9 @@ def test_urls_that_are_none(url: str) -> None:
         HttpRetriever(url)
 
 
-@pytest.mark.parametrize("url", [*PORTS, "http://[::1", "http://a b", "http://127.0.0.1:8000/ retrieve", "http://a\tb"])
+@pytest.mark.parametrize(
+    "url", [*PORTS, "http://[::1", "http://a b", "http://127.0.0.1:8000/ retrieve", "http://a\tb", LONG]
+)
 def test_urls_that_no_client_could_ask(url: str) -> None:
     """The one check of all addresses: retrievers, endpoints, policy servers, judges, mirrors."""
     assert address_problem(url)

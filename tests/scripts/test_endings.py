@@ -119,10 +119,14 @@ def test_resume_hint_is_only_said_where_it_is(tmp_path: Path) -> None:
 
 def test_failures_of_the_system_are_told_from_our_own_mistakes() -> None:
     assert system_failure(PermissionError(errno.EACCES, "Permission denied", "/x")) == "/x: Permission denied"
+    # of a folder of the system, in which a file is gone when it is asked for
+    assert system_failure(OSError(errno.EINVAL, "Invalid argument", "/x")) == "/x: Invalid argument"
     assert system_failure(OSError(errno.ENOSPC, "No space left on device", "/x")) == (
         "no room left on the disk for /x: make room and run it again"
     )
     assert system_failure(RuntimeError("I/O error: No space left on device (os error 28)")) is not None
+    # what Path.resolve raises up to Python 3.12
+    assert system_failure(RuntimeError("Symlink loop from '/x'")) == "Symlink loop from '/x'"
     missing = ModuleNotFoundError("No module named 'faiss'", name="faiss")
     assert system_failure(missing) == "this needs faiss: pip install 'turngym[dense]'"
     assert system_failure(ModuleNotFoundError("No module named 'x'", name="x")) is None
@@ -147,6 +151,32 @@ def test_a_system_failure_is_one_line_and_a_mistake_of_ours_a_traceback(
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.endswith("ValueError: ours\n")
+
+
+@pytest.mark.parametrize("words", [("panel", "show", "x" * 5000), ("no" * 2500,), ("trace", "print", "/x" * 2500)])
+def test_a_word_without_end_is_a_line_still(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert words[-1][:40] in first
+    assert words[-1][:400] not in first
+
+
+def test_a_working_folder_that_is_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["study", "list"]) == 2
+    assert capsys.readouterr().err.startswith("turngym study list: the working folder")
+
+
+def test_an_address_with_a_password_says_where_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, where in ((("panel", "show"), "an argument"), (("panel", "verify", "x", "--data"), "--data")):
+        assert main([*words, "http://me:secret@host/"]) == 2
+        said = capsys.readouterr().err
+        assert f"{where} is" in said
+        assert "secret" not in said
 
 
 @pytest.mark.parametrize(

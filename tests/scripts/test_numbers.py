@@ -123,7 +123,9 @@ LINES = [
     ),
     (["eval", "--panel", "alfworld-quickstart", "--noise", "1.5"], "noise is '1.5'; valid: a number of at most 1"),
     (["rollout", "--seed", "-1"], "--seed is '-1'; valid: a whole number of at least 0"),
-    (["rollout", "--tasks", "99999999999"], "count is 99999999999; valid: a whole number of at most 1000000000"),
+    (["rollout", "--tasks", "99999999999"], "count is 99999999999; valid: a whole number of at most 1000000"),
+    # each of them is a job in memory
+    (["rollout", "--samples", "1e9"], "--samples is '1e9'; valid: a whole number of at most 1000000"),
     (["trace", "view", "x.jsonl", "--port", "70000"], "--port is '70000'; valid: a whole number of at most 65535"),
     (["serve", "retrieval", "--index", "x", "--drain", "inf"], "--drain is 'inf'; valid: a finite number"),
     (

@@ -155,3 +155,13 @@ def test_a_home_folder_stands_in_every_path(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "c.toml").write_text('agent = "expert"\nsplit = "generated"\ntasks = 1\nout = "~/x.jsonl"\n')
     assert main(["rollout", "--config", "~/c.toml"]) == 0
     assert (tmp_path / "x.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("panel", "verify", "x", "--data"), ("result", "check", "x", "--data"), ("trace", "print", "x", "--tokenizer")],
+)
+def test_a_folder_without_a_name_is_none(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """What a shell makes of a variable that is not set would be the usual folder, or the one where we are."""
+    assert main([*words, ""]) == 2
+    assert f"{words[-1]} is ''" in capsys.readouterr().err

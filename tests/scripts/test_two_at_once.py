@@ -41,6 +41,9 @@ def test_a_lock_is_for_one_and_goes_with_its_holder(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    for name in (".", "/"):
+        with pytest.raises(TurngymError, match="is a folder"):
+            locked_file(name)
     for place in (locked_folder(tmp_path / "file" / "x"), locked_file(tmp_path / "file" / "x")):
         with pytest.raises(TurngymError, match=r"x cannot be written: a file is where a folder"), place:
             pass

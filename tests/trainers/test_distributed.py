@@ -190,6 +190,8 @@ def test_a_single_process_is_no_group_and_a_lost_one_is_told_what_to_start() -> 
         open_ranks({"WORLD_SIZE": "2", "RANK": "1"}),
     ):
         pass
+    with pytest.raises(TurngymError, match="WORLD_SIZE is 'many'"), open_ranks({"WORLD_SIZE": "many"}):
+        pass
 
 
 ACROSS = "ppo-kd"
