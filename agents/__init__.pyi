@@ -4,9 +4,9 @@ from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.play_episodes import PlayedEpisodes as PlayedEpisodes
 from .evaluation.play_episodes import play_episodes as play_episodes
 from .evaluation.play_panel import EvalResult as EvalResult
+from .evaluation.play_panel import PanelEvaluation as PanelEvaluation
 from .evaluation.play_panel import TaskEvaluation as TaskEvaluation
 from .evaluation.scores import score as score
-from .evaluation.training_evaluation import PanelEvaluation as PanelEvaluation
 from .executor.worker_count import InProcess as InProcess
 from .executor.worker_count import LocalProcesses as LocalProcesses
 from .executor.worker_count import RayActors as RayActors

@@ -139,16 +139,14 @@ def opened_object(agent: Agent | OpenedAgent, spec: Own) -> OpenedAgent:
         raise AgentError(f"{where}{brief(inner, 80)} {wrong}; valid: an Agent")
     if isinstance(agent, OpenedAgent):
         opened = agent
-    elif isinstance(agent, ModelAgent):
-        channel = None if agent.channel is None else agent.channel.name
-        temperature = agent.sampling.temperature
-        opened = OpenedAgent(agent=agent, channel=channel, system=spec.chat.system, temperature=temperature)
-    elif isinstance(agent, EndpointAgent):
-        opened = OpenedAgent(
-            agent=agent, channel=agent.channel.name, system=spec.chat.system, temperature=agent.temperature
-        )
     else:
-        opened = OpenedAgent(agent=agent, channel=_plain_channel(spec.chat), system=spec.chat.system)
+        channel, temperature = _plain_channel(spec.chat), None
+        if isinstance(agent, ModelAgent):
+            channel = None if agent.channel is None else agent.channel.name
+            temperature = agent.sampling.temperature
+        elif isinstance(agent, EndpointAgent):
+            channel, temperature = agent.channel.name, agent.temperature
+        opened = OpenedAgent(agent=agent, channel=channel, system=spec.chat.system, temperature=temperature)
     chat = changed(spec.chat, channel=opened.channel or "none", system=opened.system)
     return replace(opened, spec=changed(spec, name=name, temperature=opened.temperature, chat=chat))
 

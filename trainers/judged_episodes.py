@@ -141,14 +141,13 @@ class UnreadVotes:
         share = unread / max(written, 1)
         self._bad = self._bad + 1 if share > self.limit else 0
         if self._bad >= UNREADABLE_BATCHES:
-            raise JudgeError(f"{where}: {_said(episodes, unread, written)}; it was so {self._bad} times in a row")
+            raise JudgeError(f"{where}: {_said(turns, unread, written)}; it was so {self._bad} times in a row")
         if share > NOTICE and not self._warned:
             self._warned = True
-            warnings.warn(f"{where}: {_said(episodes, unread, written)}", stacklevel=2)
+            warnings.warn(f"{where}: {_said(turns, unread, written)}", stacklevel=2)
 
 
-def _said(episodes: Sequence[Episode], unread: int, written: int) -> str:
-    turns = [turn for episode in episodes for turn in episode.turns if turn.judge_votes is not None]
+def _said(turns: Sequence[Turn], unread: int, written: int) -> str:
     cut = sum(turn.judge_cut for turn in turns)
     of_them = f" ({cut} votes ended at --judge-max-tokens: give it more)" if cut else ""
     # a turn of which no vote was read, so that what is shown is one of them
@@ -245,11 +244,7 @@ class ScoredTurns:
     exclude: Literal["none", "openclaw"] = "none"
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [
-            episode_left
-            for episode in episodes
-            if (episode_left := without(episode, self.reasons(episode))) is not None
-        ]
+        return masked(episodes, self.reasons)
 
     def reasons(self, episode: Episode) -> dict[int, str]:
         """Turn index -> why it is masked, for the policy's turns."""
@@ -279,11 +274,7 @@ class HintedTurns:
     """Implements `EpisodeFilter`: turns with a hint that a teacher can read (`hint_prompt_ids`); others are dropped."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [
-            episode_left
-            for episode in episodes
-            if (episode_left := without(episode, self.reasons(episode))) is not None
-        ]
+        return masked(episodes, self.reasons)
 
     def reasons(self, episode: Episode) -> dict[int, str]:
         """Turn index -> why it is dropped, for the policy's turns."""
@@ -303,3 +294,8 @@ def without(episode: Episode, reasons: Mapping[int, str]) -> Episode | None:
     if episode.status.is_error or not any(is_trainable(turn) for turn in turns):
         return None
     return replace(episode, turns=turns) if reasons else episode
+
+
+def masked(episodes: Sequence[Episode], reasons: Callable[[Episode], Mapping[int, str]]) -> list[Episode]:
+    """The episodes of which something is left to train on, each `without` the turns that `reasons` names."""
+    return [left for episode in episodes if (left := without(episode, reasons(episode))) is not None]

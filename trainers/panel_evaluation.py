@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from turngym.agents.evaluation.open_play import scored
-from turngym.agents.evaluation.play_panel import TaskEvaluation
-from turngym.agents.evaluation.training_evaluation import PanelEvaluation, check_panel
+from turngym.agents.evaluation.play_panel import PanelEvaluation, TaskEvaluation
 from turngym.agents.play_spec import (
     Compute,
     EvalSpec,
@@ -21,7 +22,9 @@ from turngym.agents.play_spec import (
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.resolve_play import make_arguments
 from turngym.agents.servers.server_options import rollout_dtype
+from turngym.core.errors import TurngymError
 from turngym.core.spec import changed
+from turngym.core.tools import Tools
 from turngym.envs.panels import Panel, assert_disjoint, load_panel
 from turngym.trainers.student_player import RunEnv, StudentPlayer
 from turngym.trainers.train_config import TrainConfig
@@ -38,6 +41,32 @@ def run_panel(config: TrainConfig, student: StudentPlayer) -> Panel | None:
     assert_disjoint(student.examples.tasks, panel.tasks)
     check_panel(panel, make_arguments(config.evaluation.game), config.play.env.id, student.env.tool)
     return panel
+
+
+def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) -> None:
+    """Check that a run that trains on `env` with the action `tool` can be evaluated on `panel` (made with `made`).
+
+    Another environment with the same action is a test of transfer, and one line says so. Raises TurngymError if its
+    action differs, since the student has never been told of that one.
+    """
+    trained = env.rpartition(":")[2]
+    if panel.env_id == trained:
+        return
+    panel_tool = probe(panel.env_id, made).tool
+    if (panel_tool.tags, _calls(panel_tool)) != (tool.tags, _calls(tool)):
+        raise TurngymError(
+            f"--panel {panel.full_name} is of {panel.env_id}, whose action is {_calls(panel_tool)}; the run "
+            f"trains on {trained}, whose action is {_calls(tool)}: name a panel of {trained} "
+            "(`turngym panel list`), or evaluate checkpoints with `turngym eval`"
+        )
+    print(f"evaluations: {panel.full_name} is of {panel.env_id}, the run trains on {trained}", file=sys.stderr)
+
+
+def _calls(tool: Tools) -> str:
+    """The calls that `tool` allows, with the names of their arguments."""
+    return ", ".join(
+        f"{action.name}({', '.join(argument.name for argument in action.arguments)})" for action in tool.tools
+    )
 
 
 def panel_evaluation(panel: Panel, env: RunEnv) -> PanelEvaluation:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch.optim import Optimizer
 
 from turngym.agents.meaning import meaning
@@ -107,12 +108,7 @@ class RunFolder:
         self.order.load(checkpoint)
         if self.refresh is not None:
             self.refresh.load(checkpoint)
-        self.saved = RunState(
-            step=saved["step"],
-            depth=DepthState(**saved["depth"]),
-            train_seconds=saved["train_seconds"],
-            evaluated=saved["evaluated"],
-        )
+        self.saved = msgspec.convert(saved, RunState)
         return self.saved
 
     def _newest(self) -> tuple[Path, dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turngym.agents.evaluation.training_evaluation import PanelEvaluation
+from turngym.agents.evaluation.play_panel import PanelEvaluation
 from turngym.agents.play_spec import game_of
 from turngym.core.spec import to_table
 from turngym.trainers.several_envs import FurtherEnv

@@ -6,7 +6,7 @@ change the game and not the player (`decisive`). `rescore` recomputes the result
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import combinations
@@ -18,7 +18,6 @@ from turngym.agents.evaluation.packed_file import SUFFIX, read_sealed
 from turngym.agents.evaluation.play_panel import EvalResult, RecordedEpisodes, repeated
 from turngym.agents.evaluation.results import read_results
 from turngym.agents.evaluation.scores import (
-    EpisodeOutcome,
     EvaluationError,
     as_outcomes,
     category_rank,
@@ -227,23 +226,17 @@ def read_evaluation(path: str | Path) -> EvalResult:
     Raises EvaluationError if there is none of these.
     """
     path = user_path(path)
-    if path.name.endswith(SUFFIX):
-        packed = read_sealed(path)
-        outcomes, episodes, seconds = as_outcomes(packed.episodes), packed.episodes, packed.seconds
-        return _read(packed.spec, outcomes, episodes=episodes, agent=packed.agent, seconds=seconds)
     if path.is_dir() and not (path / "trace.jsonl").is_file() and (path / "results.json").is_file():
         path = path / "results.json"
-    return _read(*read_results(path)) if path.suffix == ".json" else rescore(path)
-
-
-def _read(
-    spec: EvalSpec,
-    outcomes: Sequence[EpisodeOutcome],
-    *,
-    episodes: Sequence[Episode] = (),
-    agent: str = "",
-    seconds: float = 0.0,
-) -> EvalResult:
+    episodes, agent, seconds = tuple[Episode, ...](), "", 0.0
+    if path.name.endswith(SUFFIX):
+        packed = read_sealed(path)
+        spec, outcomes = packed.spec, as_outcomes(packed.episodes)
+        episodes, agent, seconds = packed.episodes, packed.agent, packed.seconds
+    elif path.suffix == ".json":
+        spec, outcomes = read_results(path)
+    else:
+        return rescore(path)
     scores = score(outcomes, spec.play)
     return EvalResult(spec=spec, agent=agent, episodes=episodes, outcomes=outcomes, scores=scores, seconds=seconds)
 
@@ -304,9 +297,8 @@ def compare_recorded(first: str | Path, second: str | Path, *, different_setting
         categories = sorted({unit.task.category for unit in units[0]}, key=category_rank)
         rows = []
         for name in (*categories, ALL):
-            rows.append(
-                _compared(name, *(task_means(u for u in run if name in (ALL, u.task.category)) for run in units))
-            )
+            means = (task_means(unit for unit in run if name in (ALL, unit.task.category)) for run in units)
+            rows.append(_compared(name, *means))
         scores = [score_means(run) for run in units]
         if any(scores):
             graded = [means or task_means(run) for means, run in zip(scores, units, strict=True)]

@@ -18,7 +18,7 @@ from turngym.agents.resolve_play import environment_layer, panel_layer
 from turngym.core.errors import TurngymError
 from turngym.core.nested import differing
 from turngym.core.redaction import excerpt
-from turngym.core.resolve import Layer, merged
+from turngym.core.resolve import merged
 from turngym.core.spec import to_table
 from turngym.core.task import plain_id
 from turngym.envs.panels import Panel, PanelError, shipped_panel
@@ -85,9 +85,11 @@ def departures(spec: EvalSpec) -> Departures | None:
     except TurngymError:
         return None
     original, played = _original(spec, preset), to_table(spec)
-    rules = [*_rules(original, played)]
-    rules += [] if spec.play.depth is None else [f"episodes end after {spec.play.depth} turns"]
-    others = [*_tasks(spec.play, env_id), *(_retrieval(spec.play.env_kwargs) if env_id == SEARCH else ())]
+    rules, others = [*_rules(original, played)], [*_tasks(spec.play, env_id)]
+    if spec.play.depth is not None:
+        rules.append(f"episodes end after {spec.play.depth} turns")
+    if env_id == SEARCH:
+        others += _retrieval(spec.play.env_kwargs)
     if why := spec.play.scoring.get("approximate"):
         others.append(f"scores approximate ({why})")
     if preset is None:
@@ -104,15 +106,14 @@ def departures(spec: EvalSpec) -> Departures | None:
 def _original(spec: EvalSpec, preset: Preset | None) -> dict[str, Any]:
     """The original of the same tasks, as a table."""
     env_id = plain_id(spec.play.env.id)
-    layers = [environment_layer(env_id)]
+    tables = [environment_layer(env_id).table]
     if (panel := panel_of(spec.play)) is not None:
-        layers.append(panel_layer(panel))
-    layers.append(Layer(name="", table={"play": {"env": GUARD, "env_kwargs": RULES[env_id]}}))
+        tables.append(panel_layer(panel).table)
+    tables.append({"play": {"env": GUARD, "env_kwargs": RULES[env_id]}})
     if preset is not None:
         named = {"play": {"env": {name: getattr(spec.play.env, name) for name in ("tool_name", "tool_argument")}}}
-        layers.append(Layer(name="", table=preset.beside(named)))
-    table = merged([layer.table for layer in layers])
-    return {"agent": {}, **table}
+        tables.append(preset.beside(named))
+    return merged(tables)
 
 
 def panel_of(play: PlaySpec) -> Panel | None:
@@ -168,7 +169,7 @@ def _harness(play: PlaySpec) -> int | None:
 
 
 def _without_preset(spec: EvalSpec) -> Iterator[str]:
-    memory = getattr(getattr(spec.agent, "chat", None), "memory", None)
+    memory = getattr(spec.agent.chat, "memory", None)
     if memory is not None and (kind := _memory(to_table(memory))) != "all":
         yield f"memory {kind}"
     if (workers := _harness(spec.play)) is not None:
@@ -177,14 +178,14 @@ def _without_preset(spec: EvalSpec) -> Iterator[str]:
 
 def _chat(original: Mapping[str, Any], played: Mapping[str, Any], preset: Preset) -> Iterator[str]:
     """Yields how the prompts deviate from the preset's; nothing for agents that read no prompt."""
-    wanted, chat = original.get("chat", {}), played["chat"]
+    wanted, chat = original["chat"], played["chat"]
     if "memory" not in chat:
         return
     for name in SPOKEN:
         expected, actual = wanted.get(name), chat.get(name)
-        if name not in chat or actual == expected or (name == "channel" and str(actual).startswith(f"{expected}:")):
+        if name not in chat or actual == expected or (expected is None and name != "channel"):
             continue
-        if expected is None and name != "channel":
+        if name == "channel" and str(actual).startswith(f"{expected}:"):
             continue
         yield "another system message" if name == "system" else f"{name} {actual} ({expected})"
     if (expected := _memory(wanted["memory"])) != (actual := _memory(chat["memory"])):

@@ -75,7 +75,7 @@ def evaluate(
         panel=opened,
         preset=preset if isinstance(preset, Preset) else None,
     )
-    player = None if agent is None or isinstance(agent, str) else agent
+    player = None if isinstance(agent, str) else agent
     return play_evaluation(
         resolved, agent=player, panel=opened, out=out, verify=verify, progress=progress, command=command
     )

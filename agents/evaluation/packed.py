@@ -23,7 +23,7 @@ from turngym.agents.evaluation.departures import panel_of
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.packed_file import PackedResult, flat, read_result
 from turngym.agents.evaluation.results import EACH, token_counts
-from turngym.agents.evaluation.rules import played_with, stated
+from turngym.agents.evaluation.rules import stated
 from turngym.agents.evaluation.scores import EvaluationError, Scores, score
 from turngym.agents.evaluation.statistics import alike
 from turngym.agents.named_agent import weights_of
@@ -188,11 +188,13 @@ def check_result(
     problems += _tasks(result, known_panel)
     arguments = {**(env_kwargs or {}), **({} if data is None else {"data": data})}
     deviating = stated(result.spec.play, known_panel, arguments)
-    barred = replace(deviating, scored={} if other_rules else deviating.scored).differences()
-    if barred:
+    if barred := deviating.differences(other_rules=other_rules):
         # in another game most turns would differ, and nothing that a file names is opened
         return [*problems, *barred, *_table(result)]
-    with lent(env_maker(known_panel.env_id, **played_with(result.spec, known_panel, arguments))) as env:
+    channel = result.spec.agent.chat.channel
+    channels = {} if channel == "none" else {"channel": channel}
+    made = {**known_panel.make_kwargs, **deviating.playable, **channels, **arguments}
+    with lent(env_maker(known_panel.env_id, **made)) as env:
         scoring = differing(result.spec.play.scoring, guard_of(env).base.scoring)
         problems += [f"settings: {_said(name, *values)}" for name, values in scoring.items()]
         for episode in result.episodes:

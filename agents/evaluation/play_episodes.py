@@ -74,11 +74,14 @@ class PlayedEpisodes:
         """Number of episodes and their trace; then what may help where answers were cut or could not be read."""
         where = "" if self.out is None else f" in {self.out}"
         errors = f", {self.errors} of them ended in errors" if self.errors else ""
-        departs, chat = departures(self.spec), f"\n{self.chat}" if self.chat else ""
-        chat = ("" if departs is None else f"\n{departs.line}") + chat
-        played = [episode for episode in self.episodes if not episode.status.is_error]
-        advice = hints(score(played), played, self.spec) if played else []
-        return "\n".join((f"{len(self.episodes)} episodes{where}{errors}{chat}", *advice))
+        lines = [f"{len(self.episodes)} episodes{where}{errors}"]
+        if (departs := departures(self.spec)) is not None:
+            lines.append(departs.line)
+        if self.chat:
+            lines.append(self.chat)
+        if played := [episode for episode in self.episodes if not episode.status.is_error]:
+            lines += hints(score(played), played, self.spec)
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         table = self.table()
@@ -125,7 +128,7 @@ def play_episodes(
     resolved = resolve_play(
         [("play_episodes()", keywords)], usual=ROLLOUT_DEFAULTS, preset=preset if isinstance(preset, Preset) else None
     )
-    player = None if agent is None or isinstance(agent, str) else agent
+    player = None if isinstance(agent, str) else agent
     return play_rollout(resolved, agent=player, out=out, append=append, progress=progress, command=command)
 
 
@@ -219,10 +222,8 @@ def _choose(ready: OpenPlay) -> list[str]:
     count = play.tasks.count
     if count > len(ids):
         raise TurngymError(f"{count} tasks are asked for: the environment has {len(ids)} tasks; take 1 to {len(ids)}")
-    indices = (
-        range(count) if not play.tasks.draw else np.random.default_rng(play.seed).choice(len(ids), count, replace=False)
-    )
-    chosen = [ids[int(index)] for index in indices]
+    drawn = np.random.default_rng(play.seed).choice(len(ids), count, replace=False) if play.tasks.draw else range(count)
+    chosen = [ids[int(index)] for index in drawn]
     unique("the environment", chosen)
     return chosen
 

@@ -1,7 +1,7 @@
 """How a panel is played: every task n times, resumed where it stopped, refused if the tasks are not the panel's.
 
 `TaskEvaluation` plays tasks into a trace, alone or in shares by several processes, and scores them. `read_recorded`
-finds out what a trace already holds, so that only the rest is played.
+finds out what a trace already holds, so that only the rest is played. `PanelEvaluation` does so at steps of a training.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from turngym.core.episode import Episode
 from turngym.core.files import locked_file
 from turngym.core.nested import differing
 from turngym.core.progress import progress_bar
+from turngym.core.protocols import EvalPoint
 from turngym.core.provenance import loaded_versions
 from turngym.core.redaction import brief
 from turngym.core.tables import Table, columns, table_text
@@ -273,8 +274,9 @@ class EvalResult:
         errors, missing, bounds = self.scores.errors, self.missing, self.scores.bounds
         reasons = [f"{errors} ended in errors"] if errors else []
         reasons += [f"{missing} are missing"] if missing else []
-        ends = "" if bounds is None else " (success {:.1f} to {:.1f} % with those lost or won)"
-        ends = ends.format(*(100 * bound for bound in bounds or ()))
+        ends = ""
+        if bounds is not None:
+            ends = f" (success {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} % with those lost or won)"
         return f"of {self.asked} episodes {' and '.join(reasons)}, which no number counts{ends}" if reasons else ""
 
     def table(self) -> Table:
@@ -291,8 +293,9 @@ class EvalResult:
     def title(self) -> str:
         """What was measured, in one line."""
         play, agent, departs = self.spec.play, self.spec.agent, self.departs
-        text = play.tasks.panel if isinstance(play.tasks, OnPanel) else f"tasks of {play.env.id}"
-        sampling = play.tasks.sampling if isinstance(play.tasks, OnPanel) else None
+        text, sampling = f"tasks of {play.env.id}", None
+        if isinstance(play.tasks, OnPanel):
+            text, sampling = play.tasks.panel, play.tasks.sampling
         if isinstance(sampling, PartOfPanel):
             text += f", {sampling.said}"
         if self.spec.preset is not None:
@@ -300,7 +303,7 @@ class EvalResult:
             text += f" but {', '.join(departs.beside)}" if departs is not None and departs.beside else ""
         elif departs is not None and departs.rules:
             text += f", {', '.join(departs.rules)}"
-        examples = getattr(getattr(agent, "chat", None), "examples", None)
+        examples = getattr(agent.chat, "examples", None)
         text += f", examples {examples.content}" if examples is not None else ""
         text += f", scores approximate ({self.scores.approximate})" if self.scores.approximate else ""
         if isinstance(sampling, Published):
@@ -317,7 +320,8 @@ class EvalResult:
         """Lines below the table: how it was played, what may help if answers were cut or could not be read, and what
         the numbers leave out."""
         departs, errors = self.departs, self.scores.errors
-        lines = [*([] if departs is None else [departs.line]), *([self.chat] if self.chat else [])]
+        lines = [] if departs is None else [departs.line]
+        lines += [self.chat] if self.chat else []
         lines += hints(self.scores, self.episodes, self.spec)
         if errors:
             lines.append(f"{errors} episodes ended in errors and are not counted; run again to play them again")
@@ -446,3 +450,40 @@ class TaskEvaluation:
             )
             watch.check()
         return recorded.seconds + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class PanelEvaluation:
+    """An evaluation at a step of training; its episodes are kept in a trace of that step in `folder`."""
+
+    evaluation: TaskEvaluation
+    folder: Path
+
+    def __call__(self, step: int) -> EvalPoint:
+        return _point(self._of(step).run())
+
+    def gather(self, step: int) -> None:
+        """Moves the episodes that processes of a stopped run left in files of their own into the trace of `step`."""
+        gather_shares(self._of(step).trace)
+
+    def play_share(self, step: int, share: tuple[int, int]) -> None:
+        """Play the episodes of process number `share[0]` of `share[1]`."""
+        self._of(step).run_share(share)
+
+    def finish(self, step: int) -> EvalPoint:
+        """Score what all shares have played."""
+        # as in an undivided evaluation, episodes that ended in an error are not played again
+        return _point(self._of(step).run(errors_again=False))
+
+    def _of(self, step: int) -> TaskEvaluation:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return replace(self.evaluation, trace=self.folder / f"step_{step:06d}.jsonl")
+
+
+def _point(result: EvalResult) -> EvalPoint:
+    scores = result.scores
+    extra = {f"pass@{k}": value for k, value in scores.overall.pass_at.items()}
+    extra |= {"turns": scores.turns, "invalid_rate": scores.invalid_rate, "errors": float(scores.errors)}
+    extra |= {f"category/{row.name}": row.avg.mean for row in scores.categories}
+    average = scores.overall.avg
+    return EvalPoint(avg=average.mean, low=average.low, high=average.high, extra=extra)

@@ -19,7 +19,7 @@ from turngym.agents.playing.env_maker import env_class
 from turngym.agents.presets import Preset, find_preset
 from turngym.agents.resolve_play import ENVIRONMENT, environment_layer, panel_layer
 from turngym.core.errors import TurngymError
-from turngym.core.nested import at, differing
+from turngym.core.nested import differing
 from turngym.core.redaction import excerpt
 from turngym.core.resolve import merged
 from turngym.core.spec import to_table
@@ -44,9 +44,10 @@ class Stated:
         """Settings of a result that may be played as stated."""
         return {name: value for name, (value, _) in {**self.told, **self.scored}.items()}
 
-    def differences(self) -> list[str]:
-        """Why it is no result of the panel; [] if it is one."""
-        lines = [f"settings: {_line(*item)}: what scores comes from the panel alone" for item in self.scored.items()]
+    def differences(self, *, other_rules: bool) -> list[str]:
+        """Why it is no result of the panel; [] if it is one. With `other_rules` what scores may differ."""
+        scored = {} if other_rules else self.scored
+        lines = [f"settings: {_line(*item)}: what scores comes from the panel alone" for item in scored.items()]
         return lines + [
             f"settings: {name} is {_short(value)}, which is not taken from a file; say what it shall be: "
             f"--env-kwargs '{{\"{name}\": ...}}'"
@@ -78,14 +79,6 @@ def stated(
             kind = next((kind for kind, names in kinds.items() if name in names and _plain(value)), "refused")
             values[kind][name] = value, wanted
     return Stated(**values)
-
-
-def played_with(spec: EvalSpec, panel: Panel, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of gym.make with which a result is played again: the panel's, what its file may state, what is
-    `given`."""
-    named = at(to_table(spec.agent), "chat.channel")
-    channel = {} if named in (None, "none") else {"channel": named}
-    return {**panel.make_kwargs, **stated(spec.play, panel, given).playable, **channel, **given}
 
 
 def deviations(spec: EvalSpec) -> tuple[list[str], list[str]]:

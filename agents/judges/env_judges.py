@@ -186,6 +186,13 @@ class RuleJudge:
         return 0, "Nothing tells whether it helped."
 
 
+def _hinted(request: JudgeRequest, who: str, hint: Callable[[Episode, Turn], str | None]) -> Judgment:
+    """The vote of a judge that gives hints alone: a request for a score fails, and so does one without an episode."""
+    if request.kind == "score" or request.episode is None:
+        return Judgment(votes=(None,), error=f"{request.name}: {who} hints, not scores")
+    return Judgment(votes=(hint_vote(hint(request.episode, request.episode.turns[request.turn])),))
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptJudge:
     r"""A `Judge` of hints that tells a failed attempt at a task what one that succeeded did. One vote per request.
@@ -201,16 +208,15 @@ class AttemptJudge:
             best = best_of.get(episode.group)
             if episode.success and (best is None or episode.depth < best.depth):
                 best_of[episode.group] = episode
-        return [self._one(request, best_of) for request in requests]
 
-    def _one(self, request: JudgeRequest, best_of: Mapping[int, Episode]) -> Judgment:
-        if request.kind == "score" or request.episode is None:
-            return Judgment(votes=(None,), error=f"{request.name}: other attempts give hints, not scores")
-        best = best_of.get(request.episode.group)
-        if best is None or request.episode.success:
-            return Judgment(votes=(hint_vote(None),))
-        actions = ", ".join(f"{turn.index + 1}. {turn.action}" for turn in best.turns if turn.verdict.valid)
-        return Judgment(votes=(hint_vote(f"An attempt that solved this task did: {actions}"),))
+        def hint(episode: Episode, _: Turn) -> str | None:
+            best = best_of.get(episode.group)
+            if best is None or episode.success:
+                return None
+            actions = ", ".join(f"{turn.index + 1}. {turn.action}" for turn in best.turns if turn.verdict.valid)
+            return f"An attempt that solved this task did: {actions}"
+
+        return [_hinted(request, "other attempts give", hint) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +248,7 @@ class SilentJudge:
     r"""A `Judge` of hints that has none: `\boxed{-1}`. What a method does that is told nothing. It gives no scores."""
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        return [
-            Judgment(votes=(None,), error=f"{request.name}: nothing gives hints, not scores")
-            if request.kind == "score"
-            else Judgment(votes=(hint_vote(None),))
-            for request in requests
-        ]
+        return [_hinted(request, "nothing gives", lambda *_: None) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +263,7 @@ class EpisodeJudge:
     """
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
-        return [self._one(request) for request in requests]
-
-    def _one(self, request: JudgeRequest) -> Judgment:
-        if request.kind == "score" or request.episode is None:
-            return Judgment(votes=(None,), error=f"{request.name}: skills give hints, not scores")
-        return Judgment(votes=(hint_vote(self.skill(request.episode, request.episode.turns[request.turn])),))
+        return [_hinted(request, "skills give", self.skill) for request in requests]
 
     def skill(self, episode: Episode, turn: Turn) -> str | None:
         """The hint for `turn`; None if there is none."""

@@ -14,9 +14,8 @@ from thread_ranks import in_ranks
 from toy_evaluation import toy_evaluation
 
 from turngym.agents.evaluation.open_play import record_of
-from turngym.agents.evaluation.play_panel import gather_shares, share_trace
+from turngym.agents.evaluation.play_panel import PanelEvaluation, gather_shares, share_trace
 from turngym.agents.evaluation.scores import EvaluationError, behavior_table, success_table
-from turngym.agents.evaluation.training_evaluation import PanelEvaluation
 from turngym.agents.playing.rollout import rollout
 from turngym.agents.playing.scripted import ExpertAgent, RandomAgent
 from turngym.core.errors import TaskError

@@ -10,7 +10,6 @@ import pytest
 from turngym.agents import load_world
 from turngym.agents.evaluation.evaluate import evaluate
 from turngym.agents.evaluation.scores import EvaluationError
-from turngym.agents.evaluation.training_evaluation import check_panel
 from turngym.agents.models import trained_on
 from turngym.agents.named_agent import OpenedAgent, open_agent, weights_of
 from turngym.agents.play_spec import Model
@@ -19,6 +18,7 @@ from turngym.agents.resolve_play import resolve_agent
 from turngym.core.errors import AgentError, TurngymError
 from turngym.core.spec import changed, diff
 from turngym.envs.panels import load_panel
+from turngym.trainers.panel_evaluation import check_panel
 
 ALFWORLD, PANEL = "turngym/ALFWorld-v0", "alfworld-quickstart"
 FEW: dict[str, Any] = {"samples": 1, "limit": 2, "max_turns": 2, "progress": False}

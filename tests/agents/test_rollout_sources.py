@@ -12,7 +12,7 @@ import pytest
 from toy_evaluation import toy_evaluation
 
 from turngym.agents.demonstrations import DemonstrationFilter, Demonstrations, RecordedDemonstrator
-from turngym.agents.evaluation.training_evaluation import PanelEvaluation
+from turngym.agents.evaluation.play_panel import PanelEvaluation
 from turngym.agents.playing.rollout import Job, rollout
 from turngym.agents.playing.scripted import ExpertAgent, PlayerMix
 from turngym.agents.rendering.renderer import ChatRenderer, TextEpisodes
