@@ -49,7 +49,7 @@ def grpo_split_advantage(
     """Group-relative advantages whose baseline comes from the policy's own episodes only: float64 [E].
 
     A_j = (r_j - mean_g) / (std_g + 1e-6), mean and unbiased std over the on-policy episodes of group g, for all of its
-    episodes; std 0 counts as 1; a single on-policy episode has mean 0 and std 1.
+    episodes; where they are worth the same (`has_spread`) std counts as 1; a single one has mean 0 and std 1.
     Source: [luffy] eq. 4; docs/algorithms.md#split-advantage.
     Differs from the paper: eq. 4 takes mean and deviation over all of the group; the split is its code's option.
     Errors: AdvantageError for a group without an on-policy episode, or rewards that are not finite.
@@ -65,11 +65,10 @@ def grpo_split_advantage(
                 f"group {group} has {int(members.sum())} episodes, none of them on-policy: there is no baseline; "
                 "leave at least one episode of every group without a demonstration"
             )
-        mean, std = (
-            (float(policy_rewards.mean()), float(policy_rewards.std(ddof=1))) if len(policy_rewards) > 1 else (0.0, 1.0)
-        )
-        # equal rewards leave no spread to divide by: differences then stay in units of reward
-        unit = ((std or 1.0) + GROUP_EPS) if scale == "std" else 1.0
+        mean = float(policy_rewards.mean()) if len(policy_rewards) > 1 else 0.0
+        # equal rewards leave no spread to divide by but that of rounding: differences then stay in units of reward
+        std = float(policy_rewards.std(ddof=1)) if has_spread(policy_rewards) else 1.0
+        unit = (std + GROUP_EPS) if scale == "std" else 1.0
         advantage_E[members] = (reward_E[members] - mean) / unit
     return advantage_E
 

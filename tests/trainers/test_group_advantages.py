@@ -36,6 +36,14 @@ def test_no_spread_is_one_unit() -> None:
     np.testing.assert_allclose(found, [1 / (1 + 1e-6), 0.0, 0.0])
 
 
+def test_a_spread_of_rounding_is_none() -> None:
+    # the mean of three times 0.1 is not 0.1, so that their computed deviation is 1.7e-17; 0.1 + 0.2 is 0.3 to a reader
+    for policy in [0.1, 0.1, 0.1], [0.1 + 0.2, 0.3, 0.3]:
+        own = np.array([False, True, True, True])
+        found = grpo_split_advantage(np.array([1.0, *policy]), np.zeros(4, np.int64), own)
+        np.testing.assert_allclose(found, [1.0 - policy[-1], 0.0, 0.0, 0.0], rtol=1e-5, atol=1e-15)
+
+
 def test_errors_say_which_group_and_which_episode() -> None:
     with pytest.raises(AdvantageError, match="group 7 has 2 episodes, none"):
         grpo_split_advantage(REWARDS, GROUPS, np.array([True] * 4 + [False] * 2 + [True]))
