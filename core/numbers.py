@@ -35,3 +35,8 @@ Positive = Annotated[float, Meta(gt=0, le=FINITE)]
 Signed = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 Patience = Annotated[float, Meta(gt=0)]
 """Seconds; infinity waits for ever."""
+
+
+def torch_seed(seed: int) -> int:
+    """The seed that torch takes, which has 64 bits, for a `Seed`."""
+    return seed % 2**64

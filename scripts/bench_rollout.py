@@ -345,7 +345,7 @@ class RolloutBench(Spec):
 
     models: tuple[str, ...] = tuple(MODELS)
     """Random models of the first part; none leaves it out."""
-    system: Number = 150
+    system: Count = 150
     """Ids before the first observation, the same in every episode: fed once and then copied, by the peer too."""
     observation: tuple[Count, Count] = (20, 30)
     """Shortest and longest observation, ids."""

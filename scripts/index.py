@@ -22,7 +22,6 @@ from turngym.core.setting import Positional
 from turngym.core.spec import Spec, Unread, needing
 from turngym.core.tables import print_table
 from turngym.envs.webshop.nouns import SPACY_MODEL, record_nouns
-from turngym.retrieval.core import build_folder, real_folder
 from turngym.retrieval.encoders import is_built_in
 from turngym.retrieval.index import BuildPlan, build_index, check_files, describe_index, read_manifest
 from turngym.retrieval.index_costs import plan_table
@@ -94,12 +93,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build(options: Build) -> int:
-    try:
-        with locked_file(options.plan.out), _bars() as progress:
-            build_index(options.plan, progress=progress, restart=options.restart, force=options.force)
-    except KeyboardInterrupt:
-        print(f"stopped; the same command goes on from {build_folder(real_folder(options.plan.out))}", file=sys.stderr)
-        return 130
+    with locked_file(options.plan.out), _bars() as progress:
+        build_index(options.plan, progress=progress, restart=options.restart, force=options.force)
     return _inspect(Inspect(folder=options.plan.out))
 
 

@@ -108,7 +108,7 @@ def dispatch(command: str, verbs: Mapping[str, str | Group], argv: Sequence[str]
         return 2
     except KeyboardInterrupt as error:
         with ending_at_once(""):  # Ctrl-C once more has nothing left to stop
-            print(f"{command} {argv[0]}: stopped{resume_hint(argv[0], argv[1:])}", file=sys.stderr)
+            print(f"{command} {argv[0]}: stopped{resume_hint(f'{command} {argv[0]}', argv[1:])}", file=sys.stderr)
         return exit_status(error)
     except Exception as error:
         reason = system_failure(error)
@@ -309,15 +309,17 @@ def exit_status(error: KeyboardInterrupt) -> int:
     return 128 + next((argument for argument in error.args if isinstance(argument, int)), signal.SIGINT)
 
 
-def resume_hint(verb: str, argv: Sequence[str]) -> str:
-    """Says what a stopped `verb` left on disk and how to continue; empty if that is not known."""
+def resume_hint(command: str, argv: Sequence[str]) -> str:
+    """Says what a stopped `command` left on disk and how to continue; empty if that is not known."""
+    from turngym.core.user_files import user_path
     from turngym.scripts.options import pop_option
 
     try:
         named = pop_option(argv, "--out")[1]
+        out = None if named is None else user_path(named)
     except TurngymError:
         return ""  # it was stopped before anybody read that
-    out = None if named is None else Path(named)
+    verb = command.removeprefix("turngym ")
     if verb == "train" and out is not None:
         steps = sorted(path.name for path in (out / "checkpoints").glob("step_*"))
         return f"; continue from {steps[-1]} with --resume" if steps else "; there is no checkpoint to continue from"
@@ -327,6 +329,11 @@ def resume_hint(verb: str, argv: Sequence[str]) -> str:
         trace = out / "trace.jsonl" if verb == "eval" else out
         advice = "the same command plays the others" if verb == "eval" else "--append plays the others"
         return f"; episodes that had ended are in {trace}: {advice}" if trace.is_file() else "; no episode had ended"
+    if verb == "index" and out is not None:
+        from turngym.retrieval.core import build_folder, real_folder
+
+        building = build_folder(real_folder(out))
+        return f"; the same command goes on from {building}" if building.is_dir() else ""
     return ""
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from turngym.agents.evaluation.compare import rescore
 from turngym.agents.evaluation.play_panel import EvalResult
 from turngym.agents.models import find_model
+from turngym.agents.playing.env_maker import probe
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.worlds import EmbeddedWorld
 from turngym.core.cpu_cores import available_cores
@@ -97,13 +98,19 @@ class QuickstartPlan:
     def jobs(self) -> list[RunJob]:
         """The methods, then the evaluations: nothing is played while every core trains, which would distort times.
 
-        Raises TurngymError if the panel, a model or what training needs does not exist.
+        Raises TurngymError if the panel, a model, a method, the split or what training needs does not exist.
         """
         for model in (self.teacher, self.student):
             find_model(model)
         if "lora" in self.world.distill.settings and find_spec("peft") is None:
             raise TurngymError(f"{self.world.name} trains low-rank adapters: pip install 'turngym[lora]'")
         trained = [self._training(method) for method in self.methods]
+        # a job would say it minutes before the others have ended
+        from turngym.scripts.train import resolved
+
+        for job in trained:
+            resolved([*job.words, "--out", str(job.folder)])
+        probe(self.world.env_id, {"split": self.split, **self.world.make})
         played = [
             self._evaluation(name, model, self.out / "eval" / name)
             for name, model in (("teacher", self.teacher), ("student", self.student))

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from turngym.core.numbers import torch_seed
 from turngym.trainers.batch import RolloutBatch
 from turngym.trainers.microbatch import micro_batches
 from turngym.trainers.models import autocast, clipped_norm, hidden_states, load_full, recomputing
@@ -158,7 +159,7 @@ def _head(trunk: Any, *, deep: bool, seed: int) -> nn.Module:
     width, device = int(trunk.config.get_text_config().hidden_size), next(trunk.parameters()).device
     # as the policy's: a critic must not shift the run's random stream
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(torch_seed(seed))
         layers = [nn.Linear(width, width), nn.Tanh()] if deep else []
         last = nn.Linear(width, 1)
     nn.init.zeros_(last.weight)

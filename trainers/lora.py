@@ -21,7 +21,7 @@ from turngym.agents.local_engine.lora_weights import (
 )
 from turngym.agents.saved_model import write_tensors
 from turngym.core.errors import ModelError
-from turngym.core.numbers import Count
+from turngym.core.numbers import Count, torch_seed
 from turngym.core.spec import Spec
 
 ADAPTER_NAME = "default"
@@ -77,7 +77,7 @@ def add_adapters(model: Any, config: LoraConfig, *, base: str = "", seed: int = 
     )
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(torch_seed(seed))
             # not get_peft_model, which wraps the model and puts a prefix before the name of every weight
             peft.inject_adapter_in_model(settings, model)
     except ValueError as error:

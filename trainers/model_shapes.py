@@ -13,6 +13,7 @@ from torch import nn
 from turngym.agents.models import auto_class
 from turngym.core.errors import ModelError
 from turngym.core.hub import load_problem
+from turngym.core.numbers import torch_seed
 
 BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 """Bytes of one number."""
@@ -375,7 +376,7 @@ def random_model(shape: ModelShape, *, dtype: Any, device: str = "cpu", seed: in
     from transformers import Qwen3_5ForCausalLM, Qwen3ForCausalLM
 
     with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(seed)
+        torch.manual_seed(torch_seed(seed))
         # unlike the constructor it takes a dtype: no float32 copy of a large model exists in between
         kind: Any = Qwen3ForCausalLM if shape.linear is None else Qwen3_5ForCausalLM
         model: nn.Module = kind._from_config(config_of(shape), dtype=dtype)

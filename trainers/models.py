@@ -23,6 +23,7 @@ from turngym.agents.local_engine.model import DTYPES
 from turngym.agents.local_engine.positions import position_limit
 from turngym.core.errors import ModelError, TurngymError
 from turngym.core.hub import load_problem
+from turngym.core.numbers import torch_seed
 from turngym.trainers.model_shapes import ModelShape, config_of
 
 
@@ -67,7 +68,7 @@ def tiny_qwen3(
     config.bos_token_id, config.eos_token_id, config.pad_token_id = None, eos_id, pad_id
     # a run's random stream must not depend on whether it made a model; no devices, for the weights are drawn on the CPU
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(torch_seed(seed))
         model = Qwen3ForCausalLM(config)
     return model.float().eval()
 

@@ -58,6 +58,9 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path, capsys: py
     assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
     assert main.main(["quickstart", *out, "--panel", "alfworld-quickstar"]) == 2
     assert "alfworld-quickstart" in capsys.readouterr().err
+    for option in ("--methods", "--split"):
+        assert main.main(["quickstart", *out, option, "no-such-name"]) == 2
+        assert "'no-such-name'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

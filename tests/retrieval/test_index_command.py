@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,11 @@ def test_interrupted_build_says_how_to_go_on(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signal.SIGTERM)
 
     monkeypatch.setattr("turngym.retrieval.index.write_vectors", interrupted)
     build = ["index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"), "--kind", "dense"]
-    assert main(build) == 130
+    assert main(build) == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     monkeypatch.undo()
     assert main(build) == 0

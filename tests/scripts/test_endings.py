@@ -105,15 +105,16 @@ def test_a_signal_at_either_end_is_no_traceback(number: int, code: str, status: 
 
 def test_resume_hint_is_only_said_where_it_is(tmp_path: Path) -> None:
     run_folder, trace = tmp_path / "run", tmp_path / "t.jsonl"
-    assert resume_hint("train", ["--out", str(run_folder)]) == "; there is no checkpoint to continue from"
+    assert resume_hint("turngym train", ["--out", str(run_folder)]) == "; there is no checkpoint to continue from"
     for name in ("step_000002", "step_000010"):
         (run_folder / "checkpoints" / name).mkdir(parents=True)
-    assert resume_hint("train", [f"--out={run_folder}"]) == "; continue from step_000010 with --resume"
-    assert resume_hint("rollout", []) == resume_hint("eval", []) == "; without --out nothing is kept"
-    assert resume_hint("rollout", ["--out", str(trace)]) == "; no episode had ended"
+    assert resume_hint("turngym train", [f"--out={run_folder}"]) == "; continue from step_000010 with --resume"
+    assert resume_hint("turngym rollout", []) == resume_hint("turngym eval", []) == "; without --out nothing is kept"
+    assert resume_hint("turngym rollout", ["--out", str(trace)]) == "; no episode had ended"
     trace.touch()
-    assert resume_hint("rollout", ["--out", str(trace)]).startswith(f"; episodes that had ended are in {trace}")
-    assert resume_hint("bench", []) == resume_hint("train", ["--out"]) == ""
+    assert resume_hint("turngym rollout", ["--out", str(trace)]).startswith(f"; episodes that had ended are in {trace}")
+    # another `rollout`
+    assert resume_hint("turngym bench rollout", []) == resume_hint("turngym train", ["--out"]) == ""
     assert [exit_status(KeyboardInterrupt(*given)) for given in ((), (signal.SIGTERM,))] == [130, 143]
 
 

@@ -76,6 +76,13 @@ def test_adapters_change_nothing_until_trained_and_leave_the_head_alone() -> Non
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_a_seed_has_any_number_of_digits() -> None:
+    first, again, other = (toy.tiny(seed).get_input_embeddings().weight for seed in (10**30, 10**30, 10**30 + 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    add_adapters(toy.tiny(1), LoraConfig(rank=4, alpha=8), seed=10**30)
+
+
 def test_the_reference_of_adapters_is_the_model_before_them_and_costs_none() -> None:
     model, row, places = shaken(student()), np.arange(9, dtype=np.int32), np.arange(1, 9)
     plain, adapted_, bare = (
