@@ -233,6 +233,8 @@ class EncoderStyle:
     """Scale vectors to length 1, so that the inner product is the cosine."""
     max_length: int = 256
     """Texts are cut after this many tokens."""
+    lower: bool = False
+    """Lower case before the tokenizer, which may know capitals."""
     passage_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that passages are encoded in. Queries are always in float32: their batches differ from search to search, and
     rounding to bfloat16 would make a query's vector depend on them."""
@@ -249,6 +251,8 @@ STYLES = {
 """Prefixes that the families' model cards name; `plain` adds nothing."""
 MODULES = "modules.json"
 """The file in which sentence-transformers lists the parts of an encoder."""
+READING = "sentence_bert_config.json"
+"""Where it says what is done to a text before the tokenizer, which has a setting of the same name for itself."""
 FAMILIES = {
     "e5": re.compile(r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?"),
     "bge": re.compile(r"bge-(small|base|large)-en(-v1\.5)?"),
@@ -329,6 +333,8 @@ class HuggingFaceEncoder:
         if not texts:
             return np.zeros((0, self.dim), np.float32)
         longest = min(self.style.max_length, tokenizer.model_max_length)
+        if self.style.lower:
+            texts = [(first.lower(), second and second.lower()) for first, second in texts]
         with self._tokenizing:
             coded = [tokenizer(first, second, truncation=True, max_length=longest) for first, second in texts]
         out: NDArray[np.float32] | None = None
@@ -365,8 +371,9 @@ class HuggingFaceEncoder:
 def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
     """A style of your own as it is; the style of that name; for None, that of the model's family (`FAMILIES`).
 
-    The folder of a model of sentence-transformers says how it pools, which holds whatever the named style has. Raises
-    RetrievalError for an unknown style, and for a folder that wants another pooling than ours, or layers behind it.
+    The folder of a model of sentence-transformers says how it pools and whether texts are lower-cased, which holds
+    whatever the named style has. Raises RetrievalError for an unknown style, and for a folder that wants another
+    pooling than ours, or layers behind it.
     """
     if isinstance(style, EncoderStyle):
         return style
@@ -392,7 +399,9 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
             f"{model} is made of {', '.join(kinds)} with the pooling {brief(pooling, 60)} ({MODULES}); valid: "
             "Transformer, Pooling and Normalize, with the pooling mean or cls"
         )
-    return dataclasses.replace(named, pooling=pooling)
+    reading = folder / READING
+    lower = reading.is_file() and json_object(reading, RetrievalError).get("do_lower_case") is True
+    return dataclasses.replace(named, pooling=pooling, lower=lower)
 
 
 def weights_digest(model: Any) -> str:

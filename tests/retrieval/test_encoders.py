@@ -181,6 +181,12 @@ def test_a_folder_of_sentence_transformers_says_how_it_pools(tiny_bert: Path, tm
         encoder = HuggingFaceEncoder(str(folder), "plain")
         wanted = reference(folder, "rush", None, "cls", True)
         np.testing.assert_allclose(encoder.encode_queries(["rush"])[0], wanted, atol=2e-6)
+    # a tokenizer that knows capitals, of a model that was trained without
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "do_lower_case": False}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": True}))
+    small, large = (HuggingFaceEncoder(str(folder), "plain").encode_queries([text])[0] for text in ("rush", "RUSH"))
+    np.testing.assert_array_equal(small, large)
     last = {"pooling_mode_lasttoken": True}
     for said, kinds in ((last, ("Transformer", "Pooling")), (both, ("Transformer", "Pooling", "Dense")), (both, ())):
         declare(said, *kinds)
