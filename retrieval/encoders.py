@@ -252,7 +252,7 @@ STYLES = {
 MODULES = "modules.json"
 """The file in which sentence-transformers lists the parts of an encoder."""
 READING = "sentence_bert_config.json"
-"""Where it says what is done to a text before the tokenizer, which has a setting of the same name for itself."""
+"""Where it says how it reads a text: what is done before the tokenizer, and after how many tokens it is cut."""
 FAMILIES = {
     "e5": re.compile(r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?"),
     "bge": re.compile(r"bge-(small|base|large)-en(-v1\.5)?"),
@@ -371,9 +371,9 @@ class HuggingFaceEncoder:
 def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
     """A style of your own as it is; the style of that name; for None, that of the model's family (`FAMILIES`).
 
-    The folder of a model of sentence-transformers says how it pools and whether texts are lower-cased, which holds
-    whatever the named style has. Raises RetrievalError for an unknown style, and for a folder that wants another
-    pooling than ours, or layers behind it.
+    The folder of a model of sentence-transformers says how it pools, whether texts are lower-cased and how many tokens
+    it reads at most, which holds whatever the named style has. Raises RetrievalError for an unknown style, and for a
+    folder that wants another pooling than ours, or layers behind it.
     """
     if isinstance(style, EncoderStyle):
         return style
@@ -399,9 +399,12 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
             f"{model} is made of {', '.join(kinds)} with the pooling {brief(pooling, 60)} ({MODULES}); valid: "
             "Transformer, Pooling and Normalize, with the pooling mean or cls"
         )
-    reading = folder / READING
-    lower = reading.is_file() and json_object(reading, RetrievalError).get("do_lower_case") is True
-    return dataclasses.replace(named, pooling=pooling, lower=lower)
+    said = json_object(folder / READING, RetrievalError) if (folder / READING).is_file() else {}
+    most = said.get("max_seq_length")
+    # it was trained on texts so long, though it may have places for more
+    length = min(named.max_length, most) if isinstance(most, int) and most > 0 else named.max_length
+    lower = said.get("do_lower_case") is True
+    return dataclasses.replace(named, pooling=pooling, lower=lower, max_length=length)
 
 
 def weights_digest(model: Any) -> str:

@@ -187,6 +187,7 @@ def test_a_folder_of_sentence_transformers_says_how_it_pools(tiny_bert: Path, tm
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": True}))
     small, large = (HuggingFaceEncoder(str(folder), "plain").encode_queries([text])[0] for text in ("rush", "RUSH"))
     np.testing.assert_array_equal(small, large)
+    assert (find_style("plain", str(folder)).max_length, STYLES["plain"].max_length) == (64, 256)
     last = {"pooling_mode_lasttoken": True}
     for said, kinds in ((last, ("Transformer", "Pooling")), (both, ("Transformer", "Pooling", "Dense")), (both, ())):
         declare(said, *kinds)
