@@ -450,6 +450,8 @@ def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, A
         model.get_parameter(key).data.zero_()
     # padding happens per batch, after texts are sorted by length, so the warning to pad earlier does not apply
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
+    # on the left, the first place of a row and the positions of its words would depend on the longest text beside it
+    tokenizer.padding_side = "right"
     positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     return tokenizer, model.eval()

@@ -166,6 +166,17 @@ def test_styles(tiny_bert: Path, style: str, query: tuple[str, None], passage: t
     assert encoder.encode_queries([]).shape == (0, 32)
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_a_tokenizer_that_pads_on_the_left(tiny_bert: Path, tmp_path: Path, style: str) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "left")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
+    encoder = HuggingFaceEncoder(str(folder), style)
+    # the first token of a padded text is still its own, and its words stand where they stood alone
+    together = encoder.encode_queries(["a much longer query than the other one", "rush"])[1]
+    np.testing.assert_allclose(together, encoder.encode_queries(["rush"])[0], atol=2e-6)
+
+
 def test_a_folder_of_sentence_transformers_says_how_it_pools(tiny_bert: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_bert, tmp_path / "other")
     (folder / "1_Pooling").mkdir()
