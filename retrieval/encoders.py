@@ -452,8 +452,11 @@ def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, A
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
     # on the left, the first place of a row and the positions of its words would depend on the longest text beside it
     tokenizer.padding_side = "right"
-    positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-    tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
+    places = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+    # RoBERTa's family counts positions from behind that of its padding
+    paddings = (part.padding_idx for name, part in model.named_modules() if name.endswith(".position_embeddings"))
+    places -= next((padding + 1 for padding in paddings if padding is not None), 0)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, places)
     return tokenizer, model.eval()
 
 

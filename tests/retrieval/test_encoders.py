@@ -166,6 +166,21 @@ def test_styles(tiny_bert: Path, style: str, query: tuple[str, None], passage: t
     assert encoder.encode_queries([]).shape == (0, 32)
 
 
+def test_positions_that_begin_behind_the_padding(tiny_bert: Path, tmp_path: Path) -> None:
+    import transformers
+
+    folder = shutil.copytree(tiny_bert, tmp_path / "roberta")
+    config = transformers.RobertaConfig(
+        vocab_size=85, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=34, pad_token_id=3,
+    )  # fmt: skip
+    transformers.RobertaModel(config).save_pretrained(folder)
+    encoder = HuggingFaceEncoder(str(folder), "bge")
+    # 34 places less those up to the padding's are 30 tokens: two marks, two quotation marks for the title, 26 words
+    room, beyond = encoder.encode_passages([Passage(id="", title="", text="x " * count) for count in (26, 200)])
+    np.testing.assert_allclose(room, beyond, atol=2e-6)
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_a_tokenizer_that_pads_on_the_left(tiny_bert: Path, tmp_path: Path, style: str) -> None:
     folder = shutil.copytree(tiny_bert, tmp_path / "left")
