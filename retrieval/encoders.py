@@ -233,6 +233,8 @@ class EncoderStyle:
     """Scale vectors to length 1, so that the inner product is the cosine."""
     max_length: int = 256
     """Texts are cut after this many tokens."""
+    lower: bool = False
+    """Lower case before the tokenizer, which may know capitals."""
     passage_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that passages are encoded in. Queries are always in float32: their batches differ from search to search, and
     rounding to bfloat16 would make a query's vector depend on them."""
@@ -249,6 +251,8 @@ STYLES = {
 """Prefixes that the families' model cards name; `plain` adds nothing."""
 MODULES = "modules.json"
 """The file in which sentence-transformers lists the parts of an encoder."""
+READING = "sentence_bert_config.json"
+"""Where it says how it reads a text: what is done before the tokenizer, and after how many tokens it is cut."""
 FAMILIES = {
     "e5": re.compile(r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?"),
     "bge": re.compile(r"bge-(small|base|large)-en(-v1\.5)?"),
@@ -329,6 +333,8 @@ class HuggingFaceEncoder:
         if not texts:
             return np.zeros((0, self.dim), np.float32)
         longest = min(self.style.max_length, tokenizer.model_max_length)
+        if self.style.lower:
+            texts = [(first.lower(), second and second.lower()) for first, second in texts]
         with self._tokenizing:
             coded = [tokenizer(first, second, truncation=True, max_length=longest) for first, second in texts]
         out: NDArray[np.float32] | None = None
@@ -365,8 +371,9 @@ class HuggingFaceEncoder:
 def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
     """A style of your own as it is; the style of that name; for None, that of the model's family (`FAMILIES`).
 
-    The folder of a model of sentence-transformers says how it pools, which holds whatever the named style has. Raises
-    RetrievalError for an unknown style, and for a folder that wants another pooling than ours, or layers behind it.
+    The folder of a model of sentence-transformers says how it pools, whether texts are lower-cased and how many tokens
+    it reads at most, which holds whatever the named style has. Raises RetrievalError for an unknown style, and for a
+    folder that wants another pooling than ours, or layers behind it.
     """
     if isinstance(style, EncoderStyle):
         return style
@@ -392,7 +399,12 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
             f"{model} is made of {', '.join(kinds)} with the pooling {brief(pooling, 60)} ({MODULES}); valid: "
             "Transformer, Pooling and Normalize, with the pooling mean or cls"
         )
-    return dataclasses.replace(named, pooling=pooling)
+    said = json_object(folder / READING, RetrievalError) if (folder / READING).is_file() else {}
+    most = said.get("max_seq_length")
+    # it was trained on texts so long, though it may have places for more
+    length = min(named.max_length, most) if isinstance(most, int) and most > 0 else named.max_length
+    lower = said.get("do_lower_case") is True
+    return dataclasses.replace(named, pooling=pooling, lower=lower, max_length=length)
 
 
 def weights_digest(model: Any) -> str:
@@ -440,8 +452,13 @@ def load_model(name: str, use: str, kind: str, unused: str = "") -> tuple[Any, A
         model.get_parameter(key).data.zero_()
     # padding happens per batch, after texts are sorted by length, so the warning to pad earlier does not apply
     tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
-    positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-    tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
+    # on the left, the first place of a row and the positions of its words would depend on the longest text beside it
+    tokenizer.padding_side = "right"
+    places = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+    # RoBERTa's family counts positions from behind that of its padding
+    paddings = (part.padding_idx for name, part in model.named_modules() if name.endswith(".position_embeddings"))
+    places -= next((padding + 1 for padding in paddings if padding is not None), 0)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, places)
     return tokenizer, model.eval()
 
 

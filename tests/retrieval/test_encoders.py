@@ -166,6 +166,32 @@ def test_styles(tiny_bert: Path, style: str, query: tuple[str, None], passage: t
     assert encoder.encode_queries([]).shape == (0, 32)
 
 
+def test_positions_that_begin_behind_the_padding(tiny_bert: Path, tmp_path: Path) -> None:
+    import transformers
+
+    folder = shutil.copytree(tiny_bert, tmp_path / "roberta")
+    config = transformers.RobertaConfig(
+        vocab_size=85, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=34, pad_token_id=3,
+    )  # fmt: skip
+    transformers.RobertaModel(config).save_pretrained(folder)
+    encoder = HuggingFaceEncoder(str(folder), "bge")
+    # 34 places less those up to the padding's are 30 tokens: two marks, two quotation marks for the title, 26 words
+    room, beyond = encoder.encode_passages([Passage(id="", title="", text="x " * count) for count in (26, 200)])
+    np.testing.assert_allclose(room, beyond, atol=2e-6)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_tokenizer_that_pads_on_the_left(tiny_bert: Path, tmp_path: Path, style: str) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "left")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
+    encoder = HuggingFaceEncoder(str(folder), style)
+    # the first token of a padded text is still its own, and its words stand where they stood alone
+    together = encoder.encode_queries(["a much longer query than the other one", "rush"])[1]
+    np.testing.assert_allclose(together, encoder.encode_queries(["rush"])[0], atol=2e-6)
+
+
 def test_a_folder_of_sentence_transformers_says_how_it_pools(tiny_bert: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_bert, tmp_path / "other")
     (folder / "1_Pooling").mkdir()
@@ -181,6 +207,13 @@ def test_a_folder_of_sentence_transformers_says_how_it_pools(tiny_bert: Path, tm
         encoder = HuggingFaceEncoder(str(folder), "plain")
         wanted = reference(folder, "rush", None, "cls", True)
         np.testing.assert_allclose(encoder.encode_queries(["rush"])[0], wanted, atol=2e-6)
+    # a tokenizer that knows capitals, of a model that was trained without
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "do_lower_case": False}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": True}))
+    small, large = (HuggingFaceEncoder(str(folder), "plain").encode_queries([text])[0] for text in ("rush", "RUSH"))
+    np.testing.assert_array_equal(small, large)
+    assert (find_style("plain", str(folder)).max_length, STYLES["plain"].max_length) == (64, 256)
     last = {"pooling_mode_lasttoken": True}
     for said, kinds in ((last, ("Transformer", "Pooling")), (both, ("Transformer", "Pooling", "Dense")), (both, ())):
         declare(said, *kinds)
