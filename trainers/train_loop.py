@@ -198,12 +198,7 @@ class Trainer:
             self.on_start()
         log = None
         if not self.ranks.rank:
-            log = MetricsLog(
-                self.out,
-                tensorboard=run.tensorboard,
-                tracker=run.tracker,
-                writing=self.writing,
-            )
+            log = MetricsLog(self.out, tensorboard=run.tensorboard, tracker=run.tracker, writing=self.writing)
             # before anything is written: sinks and rows go on from the checkpoint, not from where the killed run was
             log.truncate(state.step, state.evaluated)
             log.open(state.step)
@@ -248,8 +243,7 @@ class Trainer:
 
     def _fixed_end(self) -> str:
         """Says why the steps done depend on the number of steps; "" if they do not, so that the run can be extended."""
-        if self.optimizer.schedule != "constant":
-            schedule = self.optimizer.schedule
+        if (schedule := self.optimizer.schedule) != "constant":
             return f"its learning rate reaches zero at its last step (--optimizer.schedule {schedule})"
         if self.algorithm.to_the_end:
             return f"{self.algorithm.name} changes with the share of the run that is done"
