@@ -15,7 +15,7 @@ from turngym.agents.playing.rollout import Job, MakeEnv, PlayJobs, rollout
 from turngym.agents.playing.scripted import ExpertAgent, MixedAgent, PlayerMix, named_player
 from turngym.agents.rendering.chat_settings import ChatSettings
 from turngym.agents.rendering.renderer import ChatRenderer
-from turngym.core.episode import Episode, Turn
+from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import RolloutSource
 from turngym.core.rollout_request import PlayPlan, RolloutRequest
@@ -248,10 +248,8 @@ class DemonstrationSource:
             return noted(replace(named, turns=turns), reason)
         plan = [self.demonstrations.writer.shown(episode, turn).exact for turn in episode.turns]
         written = self.demonstrations.writer.rewrite(named)
-        turns = tuple(_shown(turn) for turn in written.turns)
+        # noise stays noise
+        turns = tuple(
+            turn if turn.origin == "noise" else replace(turn, origin="demonstration") for turn in written.turns
+        )
         return noted(replace(written, turns=turns), reason, exact=all(plan))
-
-
-def _shown(turn: Turn) -> Turn:
-    """The turn as a demonstrator's; noise stays noise."""
-    return turn if turn.origin == "noise" else replace(turn, origin="demonstration")

@@ -79,14 +79,8 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
             slots=slots,
             play=play,
         )
-        name = next(
-            (
-                getattr(demonstrator, attribute)
-                for attribute in ("name", "folder", "model")
-                if hasattr(demonstrator, attribute)
-            ),
-            "random",
-        )
+        named = (getattr(demonstrator, attribute, None) for attribute in ("name", "folder", "model"))
+        name = next((name for name in named if name is not None), "random")
     return Demonstrations(source=source, keep=keep, writer=writer, name=f"demonstrations of {name}")
 
 

@@ -8,17 +8,7 @@ from typing import Any
 
 from turngym.agents.evaluation.open_play import scored
 from turngym.agents.evaluation.play_panel import PanelEvaluation, TaskEvaluation
-from turngym.agents.play_spec import (
-    Compute,
-    EvalSpec,
-    Local,
-    Model,
-    OnPanel,
-    PartOfPanel,
-    PlaySpec,
-    Whole,
-    part_of,
-)
+from turngym.agents.play_spec import Compute, EvalSpec, Local, Model, OnPanel, PartOfPanel, PlaySpec, Whole, part_of
 from turngym.agents.playing.env_maker import env_maker, probe
 from turngym.agents.resolve_play import make_arguments
 from turngym.agents.servers.server_options import rollout_dtype

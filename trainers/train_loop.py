@@ -243,8 +243,7 @@ class Trainer:
 
     def _fixed_end(self) -> str:
         """Says why the steps done depend on the number of steps; "" if they do not, so that the run can be extended."""
-        if self.optimizer.schedule != "constant":
-            schedule = self.optimizer.schedule
+        if (schedule := self.optimizer.schedule) != "constant":
             return f"its learning rate reaches zero at its last step (--optimizer.schedule {schedule})"
         if self.algorithm.to_the_end:
             return f"{self.algorithm.name} changes with the share of the run that is done"

@@ -1,7 +1,7 @@
 """How a panel is played: every task n times, resumed where it stopped, refused if the tasks are not the panel's.
 
-`TaskEvaluation` plays tasks into a trace, alone or in shares by several processes, and scores them. `read_recorded`
-finds out what a trace already holds, so that only the rest is played. `PanelEvaluation` does so at steps of a training.
+`TaskEvaluation` plays tasks into a trace, alone or in shares by several processes, and scores them: only what the trace
+does not hold yet is played. `PanelEvaluation` does so at steps of a training.
 """
 
 from __future__ import annotations
@@ -155,43 +155,6 @@ class RecordedEpisodes:
             used=self.used,
             profile=self.profile,
         )
-
-
-def read_recorded(
-    trace: Path | None, tasks: Sequence[Task], samples: Mapping[str, int], spec: EvalSpec, errors_again: bool
-) -> RecordedEpisodes:
-    """The episodes of these tasks in `trace`. Raises EvaluationError if the trace is of another evaluation."""
-    recorded, hashes = RecordedEpisodes(trace), {task.task_id: task.sha256 for task in tasks}
-    if trace is None or not trace.exists():
-        return recorded
-    mine, specs = record_of(spec), read_specs(trace)
-    for theirs in specs.values():
-        for path, (was, new) in differing(theirs, mine).items():
-            if meaning(path) != "cost":
-                raise EvaluationError(
-                    f"{trace} was played with {path} {brief(was, 60)}, this evaluation has {brief(new, 60)}; continue "
-                    "with the old setting or write to another folder"
-                )
-    for number, (offset, episode) in enumerate(iter_places(trace)):
-        if isinstance(episode, TraceProblem):
-            recorded.problems.append(episode)
-            continue
-        task_id, sample, failed = episode.task.task_id, episode.sample, episode.status.is_error
-        where = f"{trace}, episode {number - len(recorded.problems)} ({task_id} sample {sample})"
-        if episode.spec not in specs or task_id not in hashes or sample >= samples[task_id]:
-            raise EvaluationError(f"{where}: it is no episode of this evaluation; write to another folder")
-        # an episode that failed before its first observation has no hash of its task
-        if not failed and episode.task.sha256 != hashes[task_id]:
-            raise EvaluationError(
-                f"{where}: sha256 {episode.task.sha256}, the panel says {hashes[task_id]}; "
-                "the trace was played on other data: write to another folder"
-            )
-        recorded.seconds = max(recorded.seconds, seconds_played(episode))
-        if failed and errors_again:
-            recorded.pay(episode)
-        else:
-            recorded.add(episode, offset)
-    return recorded
 
 
 def seconds_played(episode: Episode) -> float:
@@ -414,7 +377,39 @@ class TaskEvaluation:
         self._play(self._jobs(recorded)[rank::size], recorded, share_trace(self.trace, rank))
 
     def _recorded(self, errors_again: bool) -> RecordedEpisodes:
-        return read_recorded(self.trace, self.chosen, self.times, self.spec, errors_again)
+        """The episodes that the trace holds already. Raises EvaluationError if it is of another evaluation."""
+        trace, times = self.trace, self.times
+        recorded, hashes = RecordedEpisodes(trace), {task.task_id: task.sha256 for task in self.chosen}
+        if trace is None or not trace.exists():
+            return recorded
+        mine, specs = record_of(self.spec), read_specs(trace)
+        for theirs in specs.values():
+            for path, (was, new) in differing(theirs, mine).items():
+                if meaning(path) != "cost":
+                    raise EvaluationError(
+                        f"{trace} was played with {path} {brief(was, 60)}, this evaluation has {brief(new, 60)}; "
+                        "continue with the old setting or write to another folder"
+                    )
+        for number, (offset, episode) in enumerate(iter_places(trace)):
+            if isinstance(episode, TraceProblem):
+                recorded.problems.append(episode)
+                continue
+            task_id, sample, failed = episode.task.task_id, episode.sample, episode.status.is_error
+            where = f"{trace}, episode {number - len(recorded.problems)} ({task_id} sample {sample})"
+            if episode.spec not in specs or task_id not in hashes or sample >= times[task_id]:
+                raise EvaluationError(f"{where}: it is no episode of this evaluation; write to another folder")
+            # an episode that failed before its first observation has no hash of its task
+            if not failed and episode.task.sha256 != hashes[task_id]:
+                raise EvaluationError(
+                    f"{where}: sha256 {episode.task.sha256}, the panel says {hashes[task_id]}; "
+                    "the trace was played on other data: write to another folder"
+                )
+            recorded.seconds = max(recorded.seconds, seconds_played(episode))
+            if failed and errors_again:
+                recorded.pay(episode)
+            else:
+                recorded.add(episode, offset)
+        return recorded
 
     def _jobs(self, recorded: RecordedEpisodes) -> list[Job]:
         times, seed = self.times, self.spec.play.seed

@@ -374,21 +374,20 @@ def success_table(runs: Mapping[str, Scores]) -> Table:
     samples = sorted({scores.overall.samples for scores in runs.values()}, reverse=True)
     header = ["run", *names, *(f"Avg@{n} [95 %]" for n in samples), *(f"pass@{n} [95 %]" for n in samples)]
     header += [*(f"pass^{n} [95 %]" for n in samples if n > 1), "tasks"]
-    columns: dict[str, list[str]] = {}
-    if any(scores.clusters for scores in runs.values()):
-        columns["new scenes, worlds, products [95 %]"] = [_new_clusters(scores) for scores in runs.values()]
-    if any(scores.graded for scores in runs.values()):
-        columns["score [95 %]"] = [str(scores.graded or "-") for scores in runs.values()]
-    if any(scores.answer_f1 for scores in runs.values()):
-        columns["F1 [95 %]"] = [str(scores.answer_f1 or "-") for scores in runs.values()]
-    if any(scores.bounds for scores in runs.values()):
-        columns["errors lost, won %"] = [
-            "-" if scores.bounds is None else ", ".join(map(_percent, scores.bounds)) for scores in runs.values()
-        ]
     rows = [_success_row(name, scores, names, samples) for name, scores in runs.items()]
-    return [*header, *columns], [
-        [*row, *(cells[index] for cells in columns.values())] for index, row in enumerate(rows)
-    ]
+    # further columns, where a run has something in them
+    further: Mapping[str, Callable[[Scores], str]] = {
+        "new scenes, worlds, products [95 %]": _new_clusters,
+        "score [95 %]": lambda scores: str(scores.graded or "-"),
+        "F1 [95 %]": lambda scores: str(scores.answer_f1 or "-"),
+        "errors lost, won %": lambda scores: ", ".join(map(_percent, scores.bounds or ())) or "-",
+    }
+    for title, cell in further.items():
+        cells = [cell(scores) for scores in runs.values()]
+        if any(text != "-" for text in cells):
+            header.append(title)
+            rows = [[*row, text] for row, text in zip(rows, cells, strict=True)]
+    return header, rows
 
 
 def _new_clusters(scores: Scores) -> str:
@@ -419,8 +418,8 @@ def _success_row(name: str, scores: Scores, names: Sequence[str], samples: Seque
     mark = scores.mark
     cells = [f"{mark}{_percent(rows[category].avg.mean)}" if category in rows else "-" for category in names]
     overall, best = scores.overall, scores.overall.pass_intervals[max(scores.overall.pass_at)]
-    for text in (str(overall.avg), str(best)):
-        cells += [f"{mark}{text}" if n == overall.samples else "-" for n in samples]
+    for interval in (overall.avg, best):
+        cells += [f"{mark}{interval}" if n == overall.samples else "-" for n in samples]
     every = overall.pass_all.get(max(overall.pass_at))
     cells += [f"{mark}{every}" if n == overall.samples else "-" for n in samples if n > 1]
     return [name, *cells, str(overall.avg.tasks)]

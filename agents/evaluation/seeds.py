@@ -376,10 +376,11 @@ def seed_apart(runs: Sequence[TaskMeans]) -> int | None:
     count = len(runs)
     if count < 3 or len(runs[0]) < 2:
         return None
-    means = _means(_matrix(runs, sorted(runs[0])).T)
+    values = _matrix(runs, sorted(runs[0]))
+    means = _means(values.T)
     far = max(range(count), key=lambda index: abs(means[index] - fmean(means)))
     rest = [*means[:far], *means[far + 1 :]]
-    chance = count * VarianceParts.of(_matrix(runs, sorted(runs[0]))).chance
+    chance = count * VarianceParts.of(values).chance
     deviation = math.sqrt(max(variance(rest), chance) * (1 + 1 / len(rest)))
     return far if abs(means[far] - fmean(rest)) > t_quantile(1 - SURE / 2 / count, count - 2) * deviation else None
 

@@ -19,13 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turngym.agents.rendering.answer_messages import Message
-from turngym.agents.rendering.chat_template import (
-    OBSERVATION,
-    SYSTEM,
-    ChatTemplate,
-    ObservationRole,
-    RenderError,
-)
+from turngym.agents.rendering.chat_template import OBSERVATION, SYSTEM, ChatTemplate, ObservationRole, RenderError
 from turngym.agents.rendering.memory import ALL, Example, Memory, by_category, of_category
 from turngym.agents.rendering.skills import Skills
 from turngym.agents.rendering.text_encoder import CACHE
