@@ -455,7 +455,7 @@ class Compute(Spec):
 
     slots: Annotated[int, Meta(ge=1, le=10**6)] = 64
     """Episodes played, and requests generated, at a time."""
-    data: str | None = None
+    data: Annotated[str, Meta(min_length=1)] | None = None
     """Folder of the environment's data; by default where it looks for them (for ALFWorld: $ALFWORLD_DATA)."""
     workers: AnyWorkers = AutoWorkers()
     """Processes that play episodes. `N` of them on this machine, 0 for this process, `ray:N` actors of a Ray cluster;

@@ -48,13 +48,15 @@ def check_model_files(folder: Path) -> None:
 
 
 Token = str | dict[str, Any] | None
+Place = Annotated[str, Meta(max_length=4096, pattern=r"^[^\0]*$")]
+"""A path or a name on the hub."""
 
 
 class _Index(msgspec.Struct):
     """What transformers needs in an index of shards; `metadata` may be empty."""
 
     metadata: dict[str, Any]
-    weight_map: dict[str, str]
+    weight_map: Annotated[dict[str, str], Meta(min_length=1)]
 
 
 class _Generation(msgspec.Struct):
@@ -84,12 +86,25 @@ class _Processor(msgspec.Struct):
     chat_template: Any
 
 
+class _Adapter(msgspec.Struct):
+    """Who merges an adapter says which of these LoRA needs."""
+
+    base_model_name_or_path: Place | None = None
+    revision: Place | None = None
+    r: int | None = None
+    lora_alpha: float | None = None
+    alpha_pattern: dict[str, float] | None = None
+    rank_pattern: dict[str, int] | None = None
+    use_rslora: bool | None = None
+
+
 KINDS: dict[str, Any] = {
     "chat_template.json": _Processor,
     "config.json": dict[str, Any],
     GENERATION: _Generation,
     "tokenizer_config.json": _Tokenizer,
     "special_tokens_map.json": dict[str, Token | list[Token]],
+    "adapter_config.json": _Adapter,
     INDEX: _Index,
 }
 """What the small files of a model hold, by name."""
@@ -102,8 +117,8 @@ def _check_json(folder: Path, path: Path) -> None:
     content = json_file(path, ModelError)
     try:
         holds = msgspec.convert(content, Any if kind is None else kind)
-    # half a surrogate pair is no text in which msgspec could look for a number
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+    # half a surrogate pair, in which msgspec could look for no number, is a ValueError, too
+    except ValueError as error:
         raise ModelError(f"cannot load the model in {folder}: {path.name}: {error}") from error
     for name in holds.weight_map.values() if isinstance(holds, _Index) else ():
         if Path(name).name != name or name in ("", ".", ".."):

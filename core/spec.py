@@ -263,7 +263,7 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     if any(_holds_float(member) for member in members_of(setting.type)):
         value = list(map(_with_zero, value)) if setting.many else _with_zero(value)
     try:
-        parsed = msgspec.convert(value, setting.type, strict=False, dec_hook=_path_of)
+        parsed = _converted(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
         text = " ".join(words)
         raise SettingsError(f"{where} is {brief(text, 80)}; valid: {valid_for(setting, text, str(error))}") from None
@@ -337,11 +337,10 @@ def read(cls: type[T], table: Mapping[str, Any], where: str, origins: Mapping[st
     """
     try:
         table = _without_none(cls, each(table, _scalar))
-        return msgspec.convert(table, cls, dec_hook=_path_of)
+        return _converted(table, cls)
     except msgspec.ValidationError as error:
         raise SettingsError(refusal_of(cls, table, str(error), where, origins or {})) from None  # type: ignore[arg-type]
-    # where one of a few words is needed, half a surrogate pair is no text that msgspec could look for
-    except (TurngymError, UnicodeEncodeError) as error:
+    except TurngymError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
 
 
@@ -391,6 +390,16 @@ def to_table(spec: Any) -> dict[str, Any]:
     """A value as a nested table of plain values, defaults included."""
     table: dict[str, Any] = msgspec.to_builtins(spec, enc_hook=plain_name)
     return table
+
+
+def _converted(value: Any, kind: Any, *, strict: bool = True) -> Any:
+    """The typed value. Raises ValidationError."""
+    try:
+        return msgspec.convert(value, kind, strict=strict, dec_hook=_path_of)
+    except UnicodeEncodeError:
+        # msgspec cannot look for a number, or for one of a few words, in bytes that are no UTF-8
+        texts = each(value, lambda item: re.sub("[\ud800-\udfff]", "\ufffd", item) if isinstance(item, str) else item)
+        return msgspec.convert(texts, kind, strict=strict, dec_hook=_path_of)
 
 
 def _path_of(kind: type[Any], value: Any) -> Any:

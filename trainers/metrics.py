@@ -25,7 +25,7 @@ from turngym.core.errors import TurngymError
 from turngym.core.line_file import LineFile
 from turngym.core.redaction import brief, excerpt, without_keys
 from turngym.core.setting import kind_of
-from turngym.core.user_files import json_of, library_path
+from turngym.core.user_files import json_object, json_of, library_path
 from turngym.core.whole_files import written_whole
 from turngym.trainers.run_config import Tensorboard, Trackio, Wandb
 
@@ -186,7 +186,7 @@ class MetricsLog:
         if isinstance(self.tracker, Tensorboard):
             return tensorboard_sink(self.folder, step)
         path = self.folder / TRACKED
-        self._tracked = json_of(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self._tracked = json_object(path, TurngymError) if path.exists() else {}
         # of a run and not of its folder, in which there may have been another one
         self._tracked.setdefault("id", secrets.token_hex(8))
         self._note()

@@ -83,7 +83,7 @@ class PlayConfig(Game):
     """Further environments of the same run. Each is
     ENV,share=1,split=train,panel=NAME,data=FOLDER,teacher=FOLDER,env.ARGUMENT=VALUE; only ENV must be there
     (docs/several_envs.md)."""
-    data: str | None = None
+    data: Annotated[str, Meta(min_length=1)] | None = None
     """Folder of the data. By default where the environment looks for it (for ALFWorld: $ALFWORLD_DATA)."""
     preset: str | None = None
     """A published set-up by name. turnopd, verl-agent, react or search-r1, for training and evaluations; `--preset

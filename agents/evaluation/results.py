@@ -74,7 +74,8 @@ def read_results(path: Path) -> tuple[EvalSpec, list[EpisodeOutcome]]:
     try:
         # not msgspec's reader: a path in the settings may hold bytes that are no UTF-8
         results = msgspec.convert(json_object(path, EvaluationError), _Results)
-    except msgspec.ValidationError as error:
+    # half a surrogate pair is a ValueError, too
+    except ValueError as error:
         raise EvaluationError(f"{path} is no results file of this turngym: {error}") from error
     env_id = plain_id(results.spec.play.env.id)
     outcomes = []

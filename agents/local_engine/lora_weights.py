@@ -177,6 +177,8 @@ def _check_settings(config: Mapping[str, Any], folder: Path) -> None:
         raise ModelError(
             f"the adapter in {folder} is more than LoRA ({problem}); merge it with peft's merge_and_unload()"
         )
+    if missing := [name for name in ("r", "lora_alpha") if config.get(name) is None]:
+        raise ModelError(f"{folder / ADAPTER} has no {missing[0]}, without which no adapter can be merged")
 
 
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -72,9 +72,10 @@ def test_weights_lie_in_the_folder(shard: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "key"),
     [
-        ({"weight_map": {}}, "metadata"),
-        ({"metadata": None, "weight_map": {}}, "metadata"),
+        ({"weight_map": {"a": "b"}}, "metadata"),
+        ({"metadata": None, "weight_map": {"a": "b"}}, "metadata"),
         ({"metadata": {}}, "weight_map"),
+        ({"metadata": {}, "weight_map": {}}, "weight_map"),
         ({"metadata": {}, "weight_map": {"a": 3}}, "weight_map"),
         ([], "object"),
     ],
@@ -102,6 +103,9 @@ def test_json_that_takes_gigabytes_is_not_read(tmp_path: Path) -> None:
         ("generation_config.json", {"pad_token_id": "x"}, "pad_token_id"),
         ("config.json", None, "object"),
         ("chat_template.json", {}, "chat_template"),
+        ("adapter_config.json", {"alpha_pattern": True}, "alpha_pattern"),
+        ("adapter_config.json", {"r": "8"}, r"\$\.r"),
+        ("adapter_config.json", {"base_model_name_or_path": "a\0"}, "base_model_name_or_path"),
     ],
 )
 def test_a_small_file_says_which_key_is_wrong(name: str, content: object, key: str, tmp_path: Path) -> None:

@@ -601,6 +601,11 @@ def test_a_record_survives_json_and_other_files_are_refused(tmp_path: Path) -> N
     write_records(Records(title="t", records=[kept]), tmp_path / "study.json")
     assert read_records(tmp_path).records == [kept]
     refused(tmp_path, {"total": None}, "total")
+    table = json.loads((tmp_path / "study.json").read_text())
+    table["records"][0]["seed"] = "\ud800"
+    (tmp_path / "half.json").write_text(sealed(table))
+    with pytest.raises(TurngymError, match=r"half\.json is not a study's"):
+        read_records(tmp_path / "half.json")
     for name, content in {"x.json": b"[]", "deep.json": b"[" * 10**6, "x.json.gz": gzip.compress(b"{}")[:-4]}.items():
         (tmp_path / name).write_bytes(content)
     for name in ("x.json", "deep.json", "x.json.gz", "none.json"):

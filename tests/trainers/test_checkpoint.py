@@ -12,6 +12,7 @@ import toy_run as toy
 from tiny_runs import untimed
 
 from turngym.agents.models import load_model
+from turngym.core.errors import TurngymError
 from turngym.core.spec import changed
 from turngym.trainers.checkpoint import (
     CheckpointError,
@@ -25,7 +26,7 @@ from turngym.trainers.metrics import MetricsLog, read_metrics
 from turngym.trainers.optimizer_step import make_optimizer
 from turngym.trainers.progress import Progress
 from turngym.trainers.rollout_order import AsyncRollout, WeightSnapshot, frozen_copy
-from turngym.trainers.run_config import OptimizerConfig
+from turngym.trainers.run_config import OptimizerConfig, Wandb
 from turngym.trainers.token_weights import WEIGHTS
 from turngym.trainers.train_loop import Trainer
 
@@ -136,6 +137,12 @@ def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(
         lose(tmp_path / "metrics.jsonl")
         log.truncate(2, 0)
         assert "metrics.jsonl has lost 2 of 2 training rows" in capsys.readouterr().err
+
+
+def test_what_trackers_know_of_a_run_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "trackers.json").write_text("")
+    with pytest.raises(TurngymError, match=r"trackers\.json cannot be read"):
+        MetricsLog(tmp_path, tensorboard=False, tracker=Wandb()).open(0)
 
 
 class Began(Progress):

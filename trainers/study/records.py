@@ -290,7 +290,8 @@ def _decoded(values: object, kind: type[T], where: str) -> T:
     """A Record or Records of what JSON holds. Raises TurngymError, which names the field."""
     try:
         return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
+    # half a surrogate pair, in which msgspec could look for no number, is a ValueError, too
+    except ValueError as error:
         raise TurngymError(f"{where} is not a study's: {error}") from error
 
 
