@@ -164,6 +164,8 @@ def test_words_of_a_command_line(name: str, words: list[str], value: Any) -> Non
         ("env.turns", [], "--x needs a value"),
         ("judge.deadline", ["0"], "--x is '0'; valid: a number above 0"),
         ("how", ["fats"], "--x is 'fats'; valid: fast, slow. Did you mean 'fast'"),
+        ("how", ["\udcff"], "--x is .*; valid: fast, slow"),
+        ("env.turns", ["\udcff"], "--x is .*; valid: a whole number or none"),
     ],
 )
 def test_words_that_cannot_be(name: str, words: list[str], said: str) -> None:
@@ -219,6 +221,7 @@ def test_what_another_kind_has_is_left_out_unless_it_was_asked_for() -> None:
         ({"env": {}}, "f: env.id must be given|f: id must be given"),
         ({}, "f: env must be given"),
         ({"env": {"id": "e"}, "how": "fats"}, "f: how is 'fats'; valid: fast, slow. Did you mean"),
+        ({"env": {"id": "e"}, "how": "\udcff"}, "f: how is .*; valid: fast, slow"),
         (
             {"env": {"id": "e"}, "judge": {"kind": "modle"}},
             r"f: judge\.kind is 'modle'; valid: rules, model, url\. Did",
