@@ -47,7 +47,11 @@ def check_model_files(folder: Path) -> None:
             read_text(path, ModelError)
 
 
-Token = str | dict[str, Any] | None
+class _Added(msgspec.Struct):
+    content: str
+
+
+Token = str | _Added | None
 Place = Annotated[str, Meta(max_length=4096, pattern=r"^[^\0]*$")]
 """A path or a name on the hub."""
 
@@ -63,7 +67,7 @@ class _Generation(msgspec.Struct):
     """Ids beside those that end an answer, which `end_ids` checks: it knows the model."""
 
     bos_token_id: int | list[int] | None = None
-    pad_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
 
 
 class _Tokenizer(msgspec.Struct):
@@ -71,8 +75,8 @@ class _Tokenizer(msgspec.Struct):
 
     tokenizer_class: str | None = None
     model_max_length: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] | None = None
-    extra_special_tokens: list[str | dict[str, Any]] | dict[str, Token] | None = None
-    additional_special_tokens: list[str | dict[str, Any]] | None = None
+    extra_special_tokens: list[str | _Added] | dict[str, Token] | None = None
+    additional_special_tokens: list[str | _Added] | None = None
     bos_token: Token = None
     eos_token: Token = None
     pad_token: Token = None

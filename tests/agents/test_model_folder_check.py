@@ -99,6 +99,7 @@ def test_json_that_takes_gigabytes_is_not_read(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length"),
         ("tokenizer_config.json", {"model_max_length": -1}, "model_max_length"),
         ("tokenizer_config.json", {"extra_special_tokens": [1]}, "extra_special_tokens"),
+        ("tokenizer_config.json", {"pad_token": {"a": 1}}, "content.*pad_token"),
         ("special_tokens_map.json", {"eos_token": 1}, "str"),
         ("generation_config.json", {"pad_token_id": "x"}, "pad_token_id"),
         ("config.json", None, "object"),

@@ -211,8 +211,8 @@ def test_channels_are_found_by_name() -> None:
     assert make_channel("tool", TOOL) == make_channel("tool:hermes", TOOL) == ToolChannel(tool=TOOL)
     assert make_channel("tool:glm", TOOL).name == "tool:glm"
     assert make_channel("text", TOOL) == TextChannel(thoughts=THINK)
-    for name, hint in (("tool:lama", "Did you mean 'llama'"), ("text:harmoni", "Did you mean 'text:harmony'")):
-        with pytest.raises(TurngymError, match=r"unknown channel|the dialect of tool calls is") as caught:
+    for name, hint in (("tool:lama", "Did you mean 'tool:llama'"), ("text:harmoni", "Did you mean 'text:harmony'")):
+        with pytest.raises(TurngymError, match="unknown channel") as caught:
             make_channel(name, TOOL)
         assert hint in str(caught.value)
 
