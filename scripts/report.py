@@ -140,18 +140,17 @@ def _training(methods: Sequence[Method]) -> list[Part]:
     ]
     studies, notes = records_of(methods)
     # brings what only training needs
-    from turngym.trainers.study.tables import caption, notes_of, tables_of
+    from turngym.trainers.study.tables import notes_of, tables_of
 
-    worlds = worlds_of(studies)
-    for title, table in [item for study in studies for item in tables_of(study).items()]:
-        world, _, name = title.rpartition(": ")
+    for shown in (shown for study in studies for shown in tables_of(study)):
+        world = shown.world
         # as the files of a study are called
-        parts += [(f"{world.split(':')[0].replace(' ', '-')}-{name}", table)]
-        parts += [f"{'' if world == TRAINING else f'{world}: '}{caption(name, worlds[world])}"]
+        parts += [(f"{world.split(':')[0].replace(' ', '-')}-{shown.name}", shown.table)]
+        parts += [shown.caption if world == TRAINING else f"{world}: {shown.caption}"]
     notes = [*notes, *(note for study in studies for note in notes_of(study))]
     parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
     places = {method.name: method.place for method in methods}
-    return [*parts, *(accuracy_figure(world, rows, places) for world, rows in worlds.items())]
+    return [*parts, *(accuracy_figure(world, rows, places) for world, rows in worlds_of(studies).items())]
 
 
 def _diagnostics(diagnosed_runs: Sequence[Diagnosed]) -> list[Section]:

@@ -84,9 +84,19 @@ class Cell(RunJob):
         return self.folder.with_name(f"{self.folder.name}.toml")
 
     @property
+    def last_trace(self) -> Path:
+        """The trace of its last evaluation."""
+        return self.folder / ("trace.jsonl" if self.verb == "eval" else f"eval/step_{self.steps:06d}.jsonl")
+
+    @property
     def finished(self) -> bool:
         """The record is written last, so a cell that was killed before that goes on."""
-        return self.ended if self.is_start else self.record.exists()
+        return self.ended if self.is_start else self.recorded
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it has a record for the tables; starts never have."""
+        return not self.is_start and self.record.exists()
 
 
 def cells_of(study: Study, out: Path) -> list[Cell]:
@@ -95,24 +105,21 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
     Raises TurngymError for settings that a run could not have, and for cells of one world that play other games.
     """
     starts: dict[tuple[str, str], Cell] = {}
-    groups = list(dict.fromkeys(method.keys.group for method in study.methods.values()))
-    rows = [
-        (place, method)
+    groups = dict.fromkeys(method.keys.group for method in study.methods.values())
+    first_cells = [
+        _agent(study, place, method, out) if method.keys.agent else _cell(study, place, method, out, starts)
+        for group in groups
         for place in study.places
         for method in study.methods.values()
-        if method.keys.worlds is None or place.name in method.keys.worlds
-    ]
-    rows.sort(key=lambda row: groups.index(row[1].keys.group))
-    first_cells = [
-        (_agent if method.keys.agent else _cell)(study, place, method, out, starts) for place, method in rows
+        if method.keys.group == group and place.name in (method.keys.worlds or [place.name])
     ]
     _check_games(first_cells, study.where)
     # where no method begins with a start it does not run, but its settings must exist all the same
     for name in study.starts.keys() - {start for _, start in starts}:
         _cell(study, study.places[0], study.starts[name], out, {}, is_start=True)
-    every = [(cell, method.keys.seeds or study.file.seeds) for cell, (_, method) in zip(first_cells, rows, strict=True)]
-    seeds = sorted({seed for _, method_seeds in every for seed in method_seeds})
-    cells = [_with_seed(cell, seed) for seed in seeds for cell, method_seeds in every if seed in method_seeds]
+    seeds_of = {name: method.keys.seeds or study.file.seeds for name, method in study.methods.items()}
+    seeds = sorted({seed for method_seeds in seeds_of.values() for seed in method_seeds})
+    cells = [_with_seed(cell, seed) for seed in seeds for cell in first_cells if seed in seeds_of[cell.method]]
     all_cells = [*starts.values(), *cells]
     folders = dict[str, str]()
     for cell in all_cells:
@@ -150,15 +157,14 @@ def _with_seed(cell: Cell, seed: int) -> Cell:
     else:
         models = changed(cell.spec.models, out=folder)
         spec = changed(cell.spec, run=changed(cell.spec.run, seed=seed), models=models)
-    seeded = replace(cell, seed=seed, spec=spec, folder=folder, name=f"{cell.world}/{folder.name}")
-    same = f"{cell.world}-{_first_evaluation(seeded)}" if seeded.evaluates else None
-    return replace(seeded, words=("--config", str(seeded.settings_file)), same_start=same)
-
-
-def _first_evaluation(cell: Cell) -> str:
-    """A hash of what decides a run's first evaluation. Two runs in which it is equal share that evaluation."""
-    table = cell.settings
-    return content_hash({name: table[name] for name in BEFORE_STEP_1} | {"game": cell.game, "seed": cell.seed})
+    words = ("--config", f"{folder}.toml")
+    seeded = replace(cell, seed=seed, spec=spec, folder=folder, name=f"{cell.world}/{folder.name}", words=words)
+    if not cell.evaluates:
+        return seeded
+    # runs that are equal in what decides the first evaluation share it
+    settings = seeded.settings
+    decides = {name: settings[name] for name in BEFORE_STEP_1} | {"game": cell.game, "seed": seed}
+    return replace(seeded, same_start=f"{cell.world}-{content_hash(decides)}")
 
 
 # Training runs.
@@ -293,7 +299,7 @@ def _said_of(where: str) -> Iterator[None]:
 # Agents that are evaluated and not trained.
 
 
-def _agent(study: Study, place: Place, method: StudyMethod, out: Path, starts: dict[tuple[str, str], Cell]) -> Cell:
+def _agent(study: Study, place: Place, method: StudyMethod, out: Path) -> Cell:
     """An evaluation by the rules of the evaluations of training in its world, with seed 0."""
     where, agent = f"{study.where}, {method.name} in {place.name}", str(method.keys.agent)
     # an algorithm that needs no teacher

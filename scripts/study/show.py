@@ -24,7 +24,7 @@ from turngym.scripts.options import read_options
 from turngym.scripts.report_figures import curve_panels, save_panels, write_table
 from turngym.trainers.study.merge import merge_records
 from turngym.trainers.study.records import DATA, Records, read_records, write_records
-from turngym.trainers.study.tables import TABLES, Rows, caption, notes_of, tables_of
+from turngym.trainers.study.tables import TABLES, notes_of, tables_of
 
 
 class ShowOptions(Spec):
@@ -49,11 +49,9 @@ def main(argv: Sequence[str]) -> int:
             raise TurngymError(
                 f"there is no table {name!r}.{did_you_mean(name, TABLES)} There are: {', '.join(TABLES)}"
             )
-    worlds = study.worlds
-    for title, table in tables_of(study).items():
-        world, _, name = title.rpartition(": ")
-        print_table(table, title)
-        print(caption(name, worlds[world]) + "\n")
+    for shown in tables_of(study):
+        print_table(shown.table, shown.title)
+        print(shown.caption + "\n")
     for note in notes_of(study):
         print(note)
     if options.out is not None:
@@ -73,36 +71,25 @@ def write_tables(study: Records, out: str | Path) -> str:
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    about = [lines_of(study.about)] if study.about else []
-    parts = [f"# {markup(study.title, 'markdown')}", *about, _methods(study)]
-    worlds = study.worlds
-    for title, table in tables_of(study).items():
-        world, _, name = title.rpartition(": ")
-        caption_text = caption(name, worlds[world])
-        stem = title.replace(": ", "-").replace("/", "-")
+    methods = dict.fromkeys(f"{record.method}: {record.about}" for record in study.records)
+    parts = [f"# {markup(study.title, 'markdown')}", *([lines_of(study.about)] if study.about else [])]
+    parts.append(lines_of(f"{len(study.records)} cells; methods: {'; '.join(methods)}."))
+    for shown in tables_of(study):
+        stem = shown.title.replace(": ", "-").replace("/", "-")
         for kind in ("csv", "tex"):
-            write_table(table, out / f"{stem}.{kind}", caption_text)
-        parts += [f"## {markup(title, 'markdown')}", markdown(table), caption_text]
+            write_table(shown.table, out / f"{stem}.{kind}", shown.caption)
+        parts += [f"## {markup(shown.title, 'markdown')}", markdown(shown.table), shown.caption]
     parts += [lines_of("\n".join(f"- {note}" for note in notes))] if (notes := notes_of(study)) else []
     # figures need matplotlib, which comes with the extra `train`
     if importlib.util.find_spec("matplotlib") is not None:
-        for world, rows in worlds.items():
+        for world, rows in study.worlds.items():
             if any(len(record.evaluations) > 1 for seeds in rows.values() for record in seeds.values()):
-                draw_curves(rows, out / f"{world}-curves.png", out / f"{world}-curves.pdf")
-                world_title = markup(world, "markdown")
-                parts.append(f"![Success against steps and CPU time, {world_title}]({quote(world)}-curves.png)")
+                panels = curve_panels(rows, ("step", "cpu"))
+                save_panels(panels, out / f"{world}-curves.png", out / f"{world}-curves.pdf")
+                title = f"Success against steps and CPU time, {markup(world, 'markdown')}"
+                parts.append(f"![{title}]({quote(world)}-curves.png)")
     text = "\n\n".join(parts) + "\n"
     with atomic_write(out / "study.md") as file:
         file.write(text)
     write_records(study, out / DATA)
     return text
-
-
-def _methods(study: Records) -> str:
-    about = dict.fromkeys((record.method, record.about) for record in study.records)
-    return lines_of(f"{len(study.records)} cells; methods: {'; '.join(f'{name}: {text}' for name, text in about)}.")
-
-
-def draw_curves(rows: Rows, *paths: Path) -> None:
-    """Draws the success of every method against steps, and against CPU seconds: means with their 95 % bands."""
-    save_panels(curve_panels(rows, ("step", "cpu")), *paths)

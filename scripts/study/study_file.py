@@ -224,27 +224,21 @@ def read_study_file(name: str | Path, changes: Sequence[str] = ()) -> Study:
         except ValueError as error:
             problem = f"--set {brief(change, 80)} is not TOML ({error}); valid: --set 'train.steps = 12'"
             raise TurngymError(problem) from error
-    read_tables, worlds = dict[str, Any](), set[str]()
+    whole, worlds = dict[str, Any](), set[str]()
     for table in tables:
         for key in NAMED:
             # a list of names keeps what the file says of these: other worlds are left out, and no setting of this one
-            below, names = read_tables.get(key), table.get(key)
-            if (
-                isinstance(below, Mapping)
-                and isinstance(names, list)
-                and all(isinstance(chosen, str) for chosen in names)
-            ):
-                read_tables, table = (
-                    {**read_tables, key: {}},
-                    {**table, key: {chosen: below.get(chosen, {}) for chosen in names}},
-                )
+            below, names = whole.get(key), table.get(key)
+            if isinstance(below, dict) and isinstance(names, list) and all(isinstance(name, str) for name in names):
+                whole[key] = {name: below.get(name, {}) for name in names}
+                del table[key]
         # one table, so that a --set may add to an inline table
-        read_tables = merged([read_tables, table])
+        whole = merged([whole, table])
         # a method may have settings for worlds of the file that a --set leaves out
-        for name in ("world", "worlds"):
-            value = read_tables.get(name)
+        for key in ("world", "worlds"):
+            value = whole.get(key)
             worlds |= {*map(str, value if isinstance(value, Mapping | list) else [value])}
-    return _study(read(File, read_tables, shown(path)), shown(path), worlds)
+    return _study(read(File, whole, shown(path)), shown(path), worlds)
 
 
 def _study(file: File, where: str, worlds: set[str]) -> Study:
@@ -279,11 +273,9 @@ def _study(file: File, where: str, worlds: set[str]) -> Study:
     )
     # what methods share is for those that read it, so somebody must
     trained = [method.algorithm for method in (*methods.values(), *starts.values()) if method.algorithm]
-    for layer in (study.train, *(world_place.settings for world_place in study.places)):
+    for layer in (study.train, *(place.settings for place in study.places)):
         for key, value in flat(layer.table).items():
-            readers = (
-                method_name for method_name in dict.fromkeys([*trained, *BUILT_IN]) if has_setting(method_name, key)
-            )
+            readers = (algorithm for algorithm in [*trained, *BUILT_IN] if has_setting(algorithm, key))
             reader = next(readers, trained[0] if trained else "grpo")
             if not require_setting(reader, key, layer.name).free:
                 expanded(reader, {key: value}, layer.name)
@@ -323,17 +315,14 @@ def _method(name: str, tables: Mapping[str, Mapping[str, Any]], kind: str) -> St
         if of in chain:
             raise SettingsError(f"{where}.of: {' -> '.join([*chain[::-1], of])} goes round in a circle")
         chain.insert(0, of)
-    method_tables = [
-        {key: value for key, value in tables[ancestor].items() if key in METHOD_KEYS} for ancestor in chain
-    ]
+    method_tables, settings = list[dict[str, Any]](), list[Layer]()
+    for ancestor in chain:
+        own = {key: value for key, value in tables[ancestor].items() if key in METHOD_KEYS}
+        rest = {key: value for key, value in tables[ancestor].items() if key not in METHOD_KEYS}
+        method_tables.append(own)
+        settings.append(_settings(rest, f"{kind}.{ancestor}"))
     keys = read(MethodKeys, merged(method_tables), where)
     algorithm = keys.algorithm or chain[0]
-    settings = [
-        _settings(
-            {key: value for key, value in tables[ancestor].items() if key not in METHOD_KEYS}, f"{kind}.{ancestor}"
-        )
-        for ancestor in chain
-    ]
     if keys.agent is not None:
         if trains := [key for key in ("algorithm", "depth", "text") if getattr(keys, key) is not None]:
             raise SettingsError(f"{where}.{trains[0]}: an agent is not trained")

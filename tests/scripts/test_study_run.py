@@ -322,16 +322,16 @@ def test_an_evaluation_that_was_played_anew_is_packed_anew(
     monkeypatch.setattr(run, "write_table", lambda *given: None)
     cells = cells_of(read_study_file(path), out)
     for cell in cells:
-        run.last_trace(cell).parent.mkdir(parents=True)
-        run.last_trace(cell).write_text("played")
-        os.utime(run.last_trace(cell), (1000, 1000))
+        cell.last_trace.parent.mkdir(parents=True)
+        cell.last_trace.write_text("played")
+        os.utime(cell.last_trace, (1000, 1000))
     run.run_study(path, out, pack=True)
     assert len(made) == 4
     run.run_study(path, out, pack=True)
     assert len(made) == 4
-    run.last_trace(cells[2]).write_text("played anew")
+    cells[2].last_trace.write_text("played anew")
     later = (out / "results" / made[0]).stat().st_mtime + 10
-    os.utime(run.last_trace(cells[2]), (later, later))
+    os.utime(cells[2].last_trace, (later, later))
     run.run_study(path, out, pack=True)
     assert made[4:] == [f"alfworld-{cells[2].method}-seed{cells[2].seed}.result.xz"]
 

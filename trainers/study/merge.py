@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -26,55 +26,44 @@ def merge_records(files: Mapping[str, Records]) -> Records:
     first = next(iter(files.values()))
     if len(files) == 1:
         return first
-    worlds: dict[tuple[str, bool], tuple[str, Record]] = {}
-    games: dict[str, tuple[str, Record]] = {}
-    heats: dict[str, tuple[str, Record]] = {}
-    rows: dict[tuple[str, str], tuple[str, Record]] = {}
+    first_of: dict[tuple[object, ...], tuple[str, Record]] = {}
     cells: dict[tuple[str, str, int], tuple[str, Record]] = {}
     for file, study in files.items():
         if study.baseline != first.baseline:
             raise TurngymError(f"{file} compares with {study.baseline}, {next(iter(files))} with {first.baseline}")
         for record in study.records:
-            record_in_file, row = (file, record), (record.world, record.method)
-            _compare(worlds.setdefault((record.world, record.trained), record_in_file), record_in_file, shared_settings)
-            _compare(games.setdefault(record.world, record_in_file), record_in_file, game_settings)
-            # agents that follow a script have none
-            if record.game.get("temperature") is not None:
-                _compare(
-                    heats.setdefault(record.world, record_in_file),
-                    record_in_file,
-                    lambda of: {"temperature": of.game["temperature"]},
-                )
-            _compare(rows.setdefault(row, record_in_file), record_in_file, row_settings)
-            earlier_file, earlier = cells.setdefault((*row, record.seed), record_in_file)
+            here, world = (file, record), record.world
+            # what must be equal, and in which cells
+            same: dict[Callable[[Record], dict[str, Any]], tuple[object, ...]] = {
+                shared_settings: (world, record.trained),
+                game_settings: (world,),
+                # agents that follow a script have none
+                _temperature: (world, record.game.get("temperature") is None),
+                row_settings: (world, record.method),
+            }
+            for settings, group in same.items():
+                _compare(first_of.setdefault((settings, *group), here), here, settings)
+            earlier_file, earlier = cells.setdefault((world, record.method, record.seed), here)
             if earlier != record and not alike(asdict(earlier), asdict(record)):
                 raise TurngymError(
                     f"{earlier_file} and {file} both have {name_of(record)}, with other numbers: leave one out"
                 )
-    runs = {
-        json.dumps(record_in_file, sort_keys=True): record_in_file
-        for study in files.values()
-        for record_in_file in study.made_by
-    }
-    order = {name: earlier_file for earlier_file, name in enumerate(_names(files.values()))}
+    commands = {json.dumps(made, sort_keys=True): made for study in files.values() for made in study.made_by}
+    records = [record for _, record in cells.values()]
+    # in one order, whatever that of the files: by group, then by name
+    methods = sorted({(record.group, record.method) for record in records})
+    order = {method: number for number, (_, method) in enumerate(methods)}
     return Records(
         title=first.title,
         about=first.about,
         baseline=first.baseline,
         against={name: whom for study in files.values() for name, whom in study.against.items()},
         tables=tuple(dict.fromkeys(name for study in files.values() for name in study.tables)),
-        records=sorted(
-            (record_in_file for _, record_in_file in cells.values()),
-            key=lambda record_in_file: (record_in_file.world, order[record_in_file.method], record_in_file.seed),
-        ),
-        made_by=[runs[text] for text in sorted(runs, key=lambda text: (str(runs[text].get("started")), text))],
+        records=sorted(records, key=lambda record: (record.world, order[record.method], record.seed)),
+        made_by=[
+            commands[text] for text in sorted(commands, key=lambda text: (str(commands[text].get("started")), text))
+        ],
     )
-
-
-def _names(studies: Iterable[Records]) -> list[str]:
-    """Methods of all studies in one order, whatever that of the files: by group, then by name."""
-    names = {(record.group, record.method) for study in studies for record in study.records}
-    return [method for _, method in sorted(names)]
 
 
 def shared_settings(record: Record) -> dict[str, Any]:
@@ -95,6 +84,10 @@ def game_settings(record: Record) -> dict[str, Any]:
     played."""
     game = {name: value for name, value in record.game.items() if name != "temperature"}
     return {**game, "samples": record.samples, "tasks played": sorted(record.categories)}
+
+
+def _temperature(record: Record) -> dict[str, Any]:
+    return {"temperature": record.game.get("temperature")}
 
 
 def row_settings(record: Record) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, over_seeds, rise, seed_apart
+from turngym.agents.evaluation.seeds import Difference, TaskMeans, in_family, over_seeds, rise
 from turngym.agents.evaluation.statistics import Interval, cost_weights
 from turngym.trainers.study.records import Cost, Evaluation, Record
 
@@ -64,42 +64,6 @@ def same_step_maps(rows: Rows) -> tuple[int, dict[str, dict[int, dict[str, float
             if points:
                 maps.setdefault(name, {})[seed] = task_map(points)
     return max(common, default=0), maps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedApart:
-    """A seed that lies apart from the others of its method (`seed_apart`), and what is known with and without it."""
-
-    seed: int
-    mean: float
-    """Its own success."""
-    value: tuple[Interval, Interval]
-    """The method's success at Same-Step, with it and without."""
-    minus_base: tuple[Difference, Difference] | None
-    """Minus the baseline, likewise; None for the baseline itself, and where no seed pairs up."""
-
-
-def seeds_apart(rows: Rows, baseline: str) -> dict[str, SeedApart]:
-    """Method -> its seed that lies apart at Same-Step. The intervals hold for seeds that vary normally, and not where
-    a run in five or so collapses: then both readings belong beside each other."""
-    maps, apart = same_step_maps(rows)[1], dict[str, SeedApart]()
-    base = maps.get(baseline, {})
-    for name, seeds in maps.items():
-        far = None if fixed(rows[name]) else seed_apart([*seeds.values()])
-        if far is None:
-            continue
-        seed = [*seeds][far]
-        without = {other_seed: tasks for other_seed, tasks in seeds.items() if other_seed != seed}
-        ways: list[Difference | None] = []
-        if base and name != baseline:
-            ways = [difference(base, of, fixed=(fixed(rows[baseline]), False)) for of in (seeds, without)]
-        apart[name] = SeedApart(
-            seed=seed,
-            mean=fmean(seeds[seed].values()),
-            value=(over_seeds([*seeds.values()]), over_seeds([*without.values()])),
-            minus_base=(ways[0], ways[1]) if ways and ways[0] is not None and ways[1] is not None else None,
-        )
-    return apart
 
 
 def budgets(rows: Rows, measure: Measure = "seconds") -> dict[int, float]:

@@ -21,6 +21,7 @@ from turngym.agents.evaluation.seeds import (
     over_seeds,
     points,
     rise,
+    seed_apart,
     seed_spread,
     signed,
 )
@@ -43,7 +44,7 @@ from turngym.trainers.study.results import (
     maps_at,
     reached,
     same_step,
-    seeds_apart,
+    same_step_maps,
     times_less,
     total_cost,
 )
@@ -103,13 +104,30 @@ def sizes(rows: Rows) -> str:
     return f"n: {', '.join(parts)}."
 
 
-def tables_of(study: Records) -> dict[str, Table]:
-    """Title (`WORLD: TABLE`) -> table, for the tables that `study` asks for; those without a row are left out."""
-    tables: dict[str, Table] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyTable:
+    """A table of one world."""
+
+    world: str
+    name: str
+    """Its key in `TABLES`."""
+    table: Table
+    caption: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.world}: {self.name}"
+
+
+def tables_of(study: Records) -> list[StudyTable]:
+    """The tables that `study` asks for, world by world; those without a row are left out."""
+    tables = []
     for world, rows in study.worlds.items():
         base = study.baseline if study.baseline in rows else None
         view = StudyWorld(rows=rows, baseline=base or "", against=study.against)
-        tables |= {f"{world}: {name}": table for name in study.tables if (table := TABLES[name](view))[1]}
+        for name in study.tables:
+            if (table := TABLES[name](view))[1]:
+                tables.append(StudyTable(world=world, name=name, table=table, caption=caption(name, rows)))
     return tables
 
 
@@ -170,15 +188,24 @@ def _no_curve(rows: Rows) -> Iterable[str]:
 
 
 def _seeds_apart(rows: Rows, baseline: str) -> Iterable[str]:
-    """A line for each method of which a seed lies apart: both readings."""
-    for name, apart in seeds_apart(rows, baseline).items():
-        line = (
-            f"{name} has seed {apart.seed} apart, at {100 * apart.mean:.1f}; {apart.value[0]}, {apart.value[1]} without"
-        )
-        if apart.minus_base is not None:
-            # a comparison made once more is no further claim that it is clear of zero
-            with_it, without = (signed(gap).removesuffix(" *") for gap in apart.minus_base)
-            line += f"; minus {baseline} {with_it}, {without} without"
+    """A line for each method of which a seed lies apart at Same-Step (`seed_apart`), with it and without. The intervals
+    hold for seeds that vary normally, and not where a run in five or so collapses: then both belong beside each
+    other."""
+    maps = same_step_maps(rows)[1]
+    base = maps.get(baseline, {})
+    for name, seeds in maps.items():
+        far = None if fixed(rows[name]) else seed_apart([*seeds.values()])
+        if far is None:
+            continue
+        seed = [*seeds][far]
+        without = {other: tasks for other, tasks in seeds.items() if other != seed}
+        levels = ", ".join(str(over_seeds([*runs.values()])) for runs in (seeds, without))
+        line = f"{name} has seed {seed} apart, at {100 * _mean(seeds[seed]):.1f}; {levels} without"
+        if base and name != baseline:
+            gaps = [difference(base, runs, fixed=(fixed(rows[baseline]), False)) for runs in (seeds, without)]
+            if None not in gaps:
+                # a comparison made once more is no further claim that it is clear of zero
+                line += f"; minus {baseline} {', '.join(signed(gap).removesuffix(' *') for gap in gaps)} without"
         yield f"{line}: intervals of seeds that vary normally"
 
 
