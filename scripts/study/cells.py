@@ -111,7 +111,7 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
         for group in groups
         for place in study.places
         for method in study.methods.values()
-        if method.keys.group == group and place.name in (method.keys.worlds or [place.name])
+        if method.keys.group == group and (method.keys.worlds is None or place.name in method.keys.worlds)
     ]
     _check_games(first_cells, study.where)
     # where no method begins with a start it does not run, but its settings must exist all the same

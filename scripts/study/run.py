@@ -79,6 +79,10 @@ class RunOptions(Spec):
     print: bool = False
     """Print the commands of the cells, and run nothing."""
 
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / find_study(self.file).stem
+
     def unread(self) -> Unread:
         if self.print:
             yield from needing("to run (no --print)", "parallel", "ray", "pack")
@@ -90,14 +94,14 @@ def main(argv: Sequence[str]) -> int:
     if options.print:
         study = read_study_file(options.file, options.set)
         print(f"# {study.title}\n{_commented(study.file.about)}")
-        for cell in cells_of(study, options.out or _folder(options.file)):
+        for cell in cells_of(study, options.folder):
             cell = replace(cell, processes=options.processes)
             print(f"# {cell.name}: {cell.about}\n{cell.command}\n{_commented(cell.toml)}")
         return 0
     records = _run(options, recorded_command(["turngym", "study", "run", *argv]))
-    out = options.out or _folder(options.file)
-    print(write_tables(records, out / "tables"))
-    print(f"written to {out / 'tables'}")
+    tables = options.folder / "tables"
+    print(write_tables(records, tables))
+    print(f"written to {tables}")
     return 0
 
 
@@ -124,80 +128,79 @@ def run_study(
 
 def _run(options: RunOptions, command: str) -> Records:
     study = read_study_file(options.file, options.set)
-    out = options.out or _folder(options.file)
+    out = options.folder
     cells = [replace(cell, processes=options.processes) for cell in cells_of(study, out)]
-    for world in study.places:
-        if world.world is not None:
-            world.world.checkpoint("student")  # whose base must be here
+    worlds = {place.name: place.world for place in study.places}
+    for world in worlds.values():
+        if world is not None:
+            world.checkpoint("student")  # whose base must be here
     packed = _packed_names(cells) if options.pack else {}
     claim(study, cells, out)
-    for world in study.places:
-        for cell in cells:
-            if cell.world == world.name and cell.text is not None:
-                write_text(text_path(out, world.name, cell.text), cell.text, world.world)
+    for cell in cells:
+        if cell.text is not None:
+            write_text(text_path(out, cell.world, cell.text), cell.text, worlds[cell.world])
     runs = any(not cell.finished for cell in cells) or not _made_before(out)
-    runs_made = [made_by(command)] if runs else []
+    this_command = [made_by(command)] if runs else []
 
     def keep_records() -> Records:
         """Writes what is done so far, also by others: `turngym study show` reads it while a study is still running."""
+        # what others have noted up to now, and what this process adds
+        commands = _made_before(out)
+        against = {name: method.keys.against for name, method in study.methods.items() if method.keys.against}
         records = Records(
             title=study.title,
             about=study.file.about,
             baseline=study.file.baseline,
-            against={
-                name: study_method.keys.against
-                for name, study_method in study.methods.items()
-                if study_method.keys.against
-            },
+            against=against,
             tables=study.file.tables,
             # what the file says of a method now; what its runs were is in their records
             records=[
-                replace(read_record(cell.folder), group=cell.group, about=cell.about)
-                for cell in cells
-                if cell.finished and not cell.is_start
+                replace(read_record(cell.folder), group=cell.group, about=cell.about) for cell in cells if cell.recorded
             ],
-            # what others have noted up to now, and what this process adds
-            made_by=[
-                *(before := _made_before(out)),
-                *(study_method for study_method in runs_made if study_method not in before),
-            ],
+            made_by=[*commands, *(made for made in this_command if made not in commands)],
         )
         if records.records:
             (out / "tables").mkdir(parents=True, exist_ok=True)
             write_records(records, out / "tables" / DATA)
         return records
 
+    average_weights = study.evaluate.average
     if options.ray is not None:
-        _run_on_ray(cells, None if options.ray == "start" else options.ray, options.parallel, study, keep_records)
+        address = None if options.ray == "start" else options.ray
+        _run_on_ray(cells, address, options.parallel, average_weights, keep_records)
     else:
-        run_cells(cells, options.parallel, _average_weights if study.evaluate.average else None, keep_records)
+        run_cells(cells, options.parallel, average_weights, keep_records)
     records = keep_records()
     if not records.records:
         raise TurngymError(f"no cell in {out} is done: there is nothing to put into tables")
     if options.pack:
-        for cell in (cell for cell in cells if cell.finished and not cell.is_start):
-            result = out / "results" / packed[cell.name]
-            # an evaluation that was played anew is packed anew
-            if not result.exists() or result.stat().st_mtime < last_trace(cell).stat().st_mtime:
-                pack_result(last_trace(cell), result, panel=panel_of(cell))
+        for cell in cells:
+            if cell.recorded:
+                _pack(cell, out / "results" / packed[cell.name])
         write_table(out / "results", out / "results-table", study.title)
     return records
 
 
 def _packed_names(cells: Sequence[Cell]) -> dict[str, str]:
     """Cell -> the file of its packed evaluation. Raises TurngymError where two cells would have the same."""
-    file_of: dict[str, str] = {}
+    names = {cell.name: f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}" for cell in cells if not cell.is_start}
     owners: dict[str, str] = {}
-    for cell in (cell for cell in cells if not cell.is_start):
-        name = f"{cell.world}-{cell.method}-seed{cell.seed}{SUFFIX}"
-        if (owner := owners.setdefault(name, cell.name)) != cell.name:
-            raise TurngymError(f"--pack: {owner} and {cell.name} would both be {name}; valid: another name for one")
-        file_of[cell.name] = name
-    return file_of
+    for cell_name, name in names.items():
+        if (owner := owners.setdefault(name, cell_name)) != cell_name:
+            raise TurngymError(f"--pack: {owner} and {cell_name} would both be {name}; valid: another name for one")
+    return names
 
 
-def _folder(file: str | Path) -> Path:
-    return Path("runs") / find_study(file).stem
+def _pack(cell: Cell, result: Path) -> None:
+    """Packs a cell's last evaluation, unless `result` is that already: one that was played anew is packed anew."""
+    if isinstance(cell.spec, TrainConfig):
+        assert cell.spec.evaluation is not None, "every method is evaluated"
+        panel = cell.spec.evaluation.panel
+    else:
+        assert isinstance(cell.spec.play.tasks, OnPanel), "so is every agent"
+        panel = cell.spec.play.tasks.panel
+    if not result.exists() or result.stat().st_mtime < cell.last_trace.stat().st_mtime:
+        pack_result(cell.last_trace, result, panel=panel)
 
 
 def _made_before(out: Path) -> Sequence[Mapping[str, Any]]:
@@ -227,7 +230,7 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
                 f"{cell.name} in {out} was run with {name} = {old!r}, and {study.where} says {new!r}: give the method "
                 f"another name, choose another --out, or remove {cell.folder}"
             )
-    for cell in (cell for cell in cells if cell.finished and not cell.is_start):
+    for cell in (cell for cell in cells if cell.recorded):
         began, content = read_record(cell.folder).contents, content_hashes.of_all(cell.settings)
         for name in (name for name in content if began.get(name, content[name]) != content[name]):
             raise TurngymError(
@@ -250,24 +253,27 @@ def claim(study: Study, cells: Sequence[Cell], out: Path) -> None:
 def run_cells(
     cells: Sequence[RunJob],
     parallel: int,
-    ended: Callable[[Cell], None] | None = None,
-    recorded: Callable[[], object] | None = None,
+    average_weights: bool,
+    recorded: Callable[[], object] = lambda: None,
 ) -> None:
-    """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none. `ended` is
-    called with each training that has ended well, before its record is made, and `recorded` after each record."""
+    """Runs cells, `parallel` at a time. The record of a cell is written when it has ended; starts have none. With
+    `average_weights` the last checkpoints of a training are averaged and evaluated before. `recorded` is called after
+    each record."""
 
     def finish(job: RunJob) -> None:
         if isinstance(job, Cell) and not job.is_start:
-            if ended is not None and job.verb == "train":
-                ended(job)
+            if average_weights and job.verb == "train":
+                # what a killed process left goes on
+                if not (job.folder / AVERAGE / "model").exists():
+                    average(job.folder, last=LAST)
+                evaluate_average(job.folder)
             record = make_record(job)
             if job.heldout:
                 assert isinstance(job.spec, TrainConfig)
                 before = job.spec.models.student
                 record = replace(record, text=(heldout_nats(before), heldout_nats(job.model)))
             write_json(job.record, asdict(record))
-            if recorded is not None:
-                recorded()
+            recorded()
 
     Runner(jobs=cells, finish=finish, parallel=parallel).run()
 
@@ -287,29 +293,8 @@ def make_record(cell: Cell) -> Record:
     )
 
 
-def _average_weights(cell: Cell) -> None:
-    """Averages the weights of a cell's last checkpoints and evaluates them; what a killed process left goes on."""
-    if not (cell.folder / AVERAGE / "model").exists():
-        average(cell.folder, last=LAST)
-    evaluate_average(cell.folder)
-
-
-def panel_of(cell: Cell) -> str:
-    """The panel of a cell's evaluations."""
-    if isinstance(cell.spec, TrainConfig):
-        assert cell.spec.evaluation is not None, "every method is evaluated"
-        return cell.spec.evaluation.panel
-    assert isinstance(cell.spec.play.tasks, OnPanel), "so is every agent"
-    return cell.spec.play.tasks.panel
-
-
-def last_trace(cell: Cell) -> Path:
-    """The trace of a cell's last evaluation."""
-    return cell.folder / ("trace.jsonl" if cell.verb == "eval" else f"eval/step_{cell.steps:06d}.jsonl")
-
-
 def _run_on_ray(
-    cells: Sequence[Cell], address: str | None, parallel: int, study: Study, recorded: Callable[[], object]
+    cells: Sequence[Cell], address: str | None, parallel: int, average_weights: bool, recorded: Callable[[], object]
 ) -> None:
     """Runs cells as tasks of a Ray cluster whose machines share the folder; starts first, then the others.
 
@@ -323,13 +308,13 @@ def _run_on_ray(
     if starts_ray:
         cores = None if address else min(parallel, available_cores())
         ray.init(address=address, num_cpus=cores, log_to_driver=False)
-    average_too, failed = study.evaluate.average, list[str]()
+    failed = list[str]()
     try:
         play = ray.remote(num_cpus=1, max_retries=0)(_cell_task)
         with Board(cells) as board:
             # a cell that needs a start finds it finished
             for part in ([cell for cell in cells if cell.is_start], [cell for cell in cells if not cell.is_start]):
-                waiting = [play.remote(cell, average_too) for cell in part if not cell.finished]
+                waiting = [play.remote(cell, average_weights) for cell in part if not cell.finished]
                 while waiting:
                     done, waiting = ray.wait(waiting, timeout=POLL)
                     board.update({cell.name for cell in part if cell.begun and not cell.finished})
@@ -347,5 +332,5 @@ def _run_on_ray(
         raise TurngymError("; ".join(failed))
 
 
-def _cell_task(cell: Cell, average_too: bool) -> None:
-    run_cells([*cell.needs, cell], 1, _average_weights if average_too else None)
+def _cell_task(cell: Cell, average_weights: bool) -> None:
+    run_cells([*cell.needs, cell], 1, average_weights)
