@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from turngym.agents.proxy.api_errors import ProxyError
+from turngym.core.errors import SettingsError
 from turngym.core.numbers import Count, Million, NotNegative, Positive
 from turngym.core.spec import Spec
 
@@ -42,4 +42,4 @@ class ProxySettings(Spec):
 
     def __post_init__(self) -> None:
         if self.name is not None and not (self.name and str(self.name).isprintable()):
-            raise ProxyError(f"proxy setting name is {self.name!r}; it must be printable text")
+            raise SettingsError(f"proxy setting name is {self.name!r}; it must be printable text")

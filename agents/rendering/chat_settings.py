@@ -12,6 +12,7 @@ from turngym.agents.rendering.memory import Memory
 from turngym.agents.rendering.verl_agent_prompts import PromptTemplates
 from turngym.core.errors import AgentError, SettingsError
 from turngym.core.files import SUMS_FILE
+from turngym.core.nested import NONE
 from turngym.core.numbers import Count
 from turngym.core.spec import Spec, read
 from turngym.core.user_files import json_object, text_problem
@@ -47,7 +48,9 @@ class ChatSettings(Spec):
 
     def __post_init__(self) -> None:
         self.remembers  # noqa: B018 refuses what cannot be meant
-        require_channel(self.channel)
+        # other people's agents write bare actions
+        if self.channel != NONE:
+            require_channel(self.channel)
         if (problem := text_problem(self.system or "")) is not None:
             raise SettingsError(f"system {problem}")
 

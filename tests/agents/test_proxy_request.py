@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from turngym.agents.proxy.api_errors import ApiError, ProxyError
+from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.proxy.config import ProxySettings
 from turngym.agents.proxy.openai_api import ignored_fields, read_request
+from turngym.core.errors import SettingsError
 
 USER = {"role": "user", "content": "hi"}
 
@@ -195,5 +196,5 @@ def test_a_huge_value_is_shown_short() -> None:
 
 
 def test_a_name_is_text_that_can_be_shown() -> None:
-    with pytest.raises(ProxyError, match="proxy setting name is"):
+    with pytest.raises(SettingsError, match="proxy setting name is"):
         ProxySettings(name="")
