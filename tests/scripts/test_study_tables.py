@@ -384,12 +384,13 @@ def test_categories_phases_and_depth() -> None:
 
 def test_a_study_asks_for_its_tables() -> None:
     study = Records(title="t", baseline="opd", tables=("overview", "cost"), records=[*OPD, *OURS])
-    assert list(tables_of(study)) == ["house: overview", "house: cost"]
-    header, lines = tables_of(study)["house: overview"]
+    shown = tables_of(study)
+    assert [table.title for table in shown] == ["house: overview", "house: cost"]
+    header, lines = shown[0].table
     assert header == ["method", "seeds", "success", "minus opd [95 %]", "at equal CPU [95 %]", "turns"]
     assert [line[:3] for line in lines] == [["start", "-", "25.0"], ["opd", "2", "47.5"], ["turnopd", "2", "60.0"]]
     alone = replace(study, baseline=None)
-    assert tables_of(alone)["house: overview"][0] == ["method", "seeds", "success", "turns"]
+    assert tables_of(alone)[0].table[0] == ["method", "seeds", "success", "turns"]
 
 
 def test_the_start_stands_above_what_became_of_it() -> None:
@@ -474,7 +475,7 @@ def test_every_table_can_be_made_of_any_study() -> None:
         for baseline in ("opd", None):
             for name in TABLES:
                 made = tables_of(Records(title="t", baseline=baseline, tables=(name,), records=records))
-                assert all(len(row) == len(header) for header, rows in made.values() for row in rows)
+                assert all(len(row) == len(shown.table[0]) for shown in made for row in shown.table[1])
 
 
 def test_the_study_can_be_written_again_from_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
