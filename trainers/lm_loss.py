@@ -24,8 +24,6 @@ from turngym.trainers.ranks import SINGLE, Ranks, balanced_shares
 from turngym.trainers.run_config import LmLossConfig, has_rows
 
 Encode = Callable[[str], Sequence[int]]
-
-
 MOST_ROWS = 1_000_000_000
 """Documents of one parquet file, which are streamed."""
 
@@ -95,12 +93,7 @@ class LmLoss:
     name = "lpt"
 
     def __init__(
-        self,
-        config: LmLossConfig,
-        encode: Encode,
-        *,
-        micro_tokens: int = 8192,
-        autocast: bool = False,
+        self, config: LmLossConfig, encode: Encode, *, micro_tokens: int = 8192, autocast: bool = False
     ) -> None:
         files, documents, length = config.files, config.documents, config.max_length
         if not files or documents < 1 or length < 2:
@@ -118,7 +111,6 @@ class LmLoss:
     @classmethod
     def of(cls, context: BuildContext) -> LmLoss:
         """The term that the settings `lm_loss` describe, read with the student's tokenizer."""
-
         run = context.run
         return cls(
             context.lm_loss,

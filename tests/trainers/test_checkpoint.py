@@ -142,7 +142,7 @@ def test_truncation_keeps_what_the_checkpoint_knows_and_drops_a_torn_line(
 def test_what_trackers_know_of_a_run_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "trackers.json").write_text("")
     with pytest.raises(TurngymError, match=r"trackers\.json cannot be read"):
-        MetricsLog(tmp_path, tensorboard=False, tracker=Wandb()).open(0)
+        MetricsLog(tmp_path, tracker=Wandb()).open(0)
 
 
 class Began(Progress):

@@ -129,7 +129,7 @@ def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]
         by_name[f"rho = {rho:g}"] = changed(config, rho=rho)
     by_name["CDF of successes"] = changed(config, use_success=True)
     by_name["CDF of all episodes"] = changed(config, use_success=False)
-    return {name: item for name, item in by_name.items() if name == own or item != config}
+    return {name: variant for name, variant in by_name.items() if name == own or variant != config}
 
 
 # What the configuration of a run says about its depth controller and its token weights.

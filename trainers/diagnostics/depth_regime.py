@@ -142,8 +142,8 @@ def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     for sign in SIGNS:
         value, values = getattr(measured, sign), [getattr(regime, sign) for regime in without]
         if value is not None and None not in values and min(values) < max(values):
-            wide = t_quantile(0.975, n - 1) * pstdev(values) * (n - 1) ** 0.5
-            intervals[sign] = (value - wide, value + wide)
+            half_width = t_quantile(0.975, n - 1) * pstdev(values) * (n - 1) ** 0.5
+            intervals[sign] = (value - half_width, value + half_width)
     return intervals
 
 
@@ -159,14 +159,13 @@ def turn_sums(rows: Sequence[Mapping[str, Any]], turns: int | None = None) -> Tu
         raise ValueError("the run has no divergence from a teacher (`turn/kl_raw`)")
     depth = max(int(row["depth/cap"]) for row in rows) if turns is None else turns
     tokens, failed, solved = ("turn/tokens", "turn/tokens_failure", "turn/tokens_success")
-    entropy, per_fail = "turn/teacher_entropy_failure", "turn/kl_raw_failure"
     return TurnSums(
         tokens_T=_total(rows, depth, tokens),
         survivors_T=_total(rows, depth, "turn/survivors").astype(np.int64),
         kl_T=_total(rows, depth, tokens, "turn/kl_raw"),
         fail_tokens_T=_total(rows, depth, failed),
-        fail_entropy_T=_total(rows, depth, failed, entropy),
-        fail_kl_T=_total(rows, depth, failed, per_fail),
+        fail_entropy_T=_total(rows, depth, failed, "turn/teacher_entropy_failure"),
+        fail_kl_T=_total(rows, depth, failed, "turn/kl_raw_failure"),
         success_tokens_T=_total(rows, depth, solved),
         success_kl_T=_total(rows, depth, solved, "turn/kl_raw_success"),
     )
