@@ -95,11 +95,10 @@ class LmLoss:
     def __init__(
         self, config: LmLossConfig, encode: Encode, *, micro_tokens: int = 8192, autocast: bool = False
     ) -> None:
-        files, documents, length = config.files, config.documents, config.max_length
-        if not files or documents < 1 or length < 2:
+        files, length = config.files, config.max_length
+        if not files or length < 2:
             raise TextError(
-                f"L_PT needs files, at least 1 document per step and 2 tokens per document; got {len(files)} files, "
-                f"{documents} documents, {length} tokens"
+                f"L_PT needs files, and at least 2 tokens per document; got {len(files)} files, {length} tokens"
             )
         for path in files:  # a missing or empty file is found before the run starts
             next(read_texts([path], config.column))

@@ -160,7 +160,11 @@ def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> C
 
 
 def further_teachers(
-    algorithm: Algorithm, further: Sequence[FurtherEnv], student: tuple[Any, Any], vocab_size: Any, **scoring: Any
+    algorithm: Algorithm,
+    further: Sequence[FurtherEnv],
+    student: tuple[Any, Any],
+    vocab_size: int | None,
+    **scoring: Any,
 ) -> dict[str, Scorer]:
     """Returns the teachers of those environments of `--also` that name one, by the environment's name.
 

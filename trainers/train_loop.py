@@ -162,9 +162,9 @@ class Trainer:
         # a run that was begun with padded rows must not go on with packed ones: sums would round otherwise
         trainer = replace(self, run=with_saved_settings(self.run, self.out)) if resume else self
         trainer._check()
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if not trainer.locked:
-                lock_run(trainer.out, trainer.ranks, held)
+                lock_run(trainer.out, trainer.ranks, stack)
             return trainer._train(resume)
 
     def _train(self, resume: bool) -> RunResult:

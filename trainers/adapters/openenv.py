@@ -28,7 +28,7 @@ from turngym.trainers.adapters.token_session import Trajectory
 # What OpenEnv's clients send, read: which episode a reset asks for, and ids that a client sampled.
 
 
-def which(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def reset_arguments(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `SessionPool.open` in the fields of a reset. Raises TurngymError for other types or ranges."""
     task_id = wanted.get("task_id")
     if task_id is not None and not isinstance(task_id, str):
@@ -60,7 +60,7 @@ def generation(action: Mapping[str, Any]) -> Generation:
     )
 
 
-def first(session: EpisodeSession) -> dict[str, Any]:
+def first_fields(session: EpisodeSession) -> dict[str, Any]:
     if session.done:
         raise TurngymError(f"the environment failed: {session.episode().meta.get('error')}")
     request = session.request
@@ -126,9 +126,9 @@ def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
             self, seed: Any = None, episode_id: str | None = None, task_id: Any = None, sample: Any = None
         ) -> Any:
             self.close()
-            self._session = sessions.open(**which({"seed": seed, "sample": sample, "task_id": task_id}))
+            self._session = sessions.open(**reset_arguments({"seed": seed, "sample": sample, "task_id": task_id}))
             self._state = types.State(episode_id=episode_id, step_count=0)
-            return TurngymObservation(**first(self._session), tools=sessions.tool.schemas())
+            return TurngymObservation(**first_fields(self._session), tools=sessions.tool.schemas())
 
         def step(self, action: Any, timeout_s: float | None = None) -> Any:
             if self._session is None:

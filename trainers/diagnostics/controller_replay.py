@@ -120,7 +120,7 @@ class ControllerReplay:
         return float(played / (self.caps.total() * reached_T[-1]))
 
 
-def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]:
+def variants(config: DepthConfig, own: str) -> dict[str, DepthConfig]:
     """The settings of Tables 5 and 6 around `config`, by what differs: coverage p, smoothing rho, whose CDF."""
     by_name = {own: config}
     for p in (0.4, 0.6, 0.8):

@@ -133,9 +133,10 @@ def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     jackknife). A sign has none where one of these cannot be measured, or where all are alike and say nothing of other
     steps; nothing has one with fewer than three steps.
     """
-    n, turns = len(rows), max(int(row["depth/cap"]) for row in rows)
+    n = len(rows)
     if n < 3:
         return {}
+    turns = max(int(row["depth/cap"]) for row in rows)
     measured = measure_regime(turn_sums(rows, turns))
     without = [measure_regime(turn_sums([*rows[:i], *rows[i + 1 :]], turns)) for i in range(n)]
     intervals = {}
