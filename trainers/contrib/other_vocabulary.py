@@ -468,8 +468,8 @@ class _Reading:
                 likeliest = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(places, span.stop - span.start)]
                 ids = self.ids[span.row][span.start : span.stop]
                 # NaN where what was said is none of the likeliest
-                logq = [dict(_pairs(at)).get(said, math.nan) for said, at in zip(ids.tolist(), likeliest, strict=True)]
-                answers[number] = _Said(ids=ids, logq=np.array(logq, np.float32), top=likeliest)
+                logqs = [dict(_pairs(at)).get(said, math.nan) for said, at in zip(ids.tolist(), likeliest, strict=True)]
+                answers[number] = _Said(ids=ids, logq=np.array(logqs, np.float32), top=likeliest)
         # only episodes that hold a token which is none of the K likeliest are read again
         unknown = [n for n, answer in answers.items() if not self.spans[n].exact and np.isnan(answer.logq).any()]
         for number, logq in zip(unknown, self._logq(unknown), strict=True):
