@@ -188,9 +188,8 @@ def check_logprobs(episodes: Sequence[Episode], model: Any, where: str) -> None:
     for temperature, members in by_temperature.items():
         batch = pack(members[:COMPARED])
         ids, places = rows(batch)
-        at_temperature, plain = (
-            np.concatenate(LocalScorer(model=model, temperature=at).logprobs(ids, places)) for at in (temperature, 1.0)
-        )
+        scorers = (LocalScorer(model=model, temperature=value) for value in (temperature, 1.0))
+        at_temperature, plain = (np.concatenate(scorer.logprobs(ids, places)) for scorer in scorers)
         comparable = np.isfinite(batch.behavior_logp_N) & (batch.temperature_N == temperature)
         gap, plain_gap = (np.abs(batch.behavior_logp_N - scored)[comparable] for scored in (at_temperature, plain))
         if len(gap) and plain_gap.mean() < 0.5 * gap.mean() and gap.mean() > LEAST_GAP:

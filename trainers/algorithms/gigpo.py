@@ -48,11 +48,11 @@ def clusters(anchors: Sequence[str], similarity: float = 1.0) -> list[int]:
         if text in cluster_of:
             continue
         alike = (SequenceMatcher(None, earlier, text).ratio() >= similarity for earlier in first if similarity < 1.0)
-        near = next((n for n, close in enumerate(alike) if close), None)
-        if near is None:
-            near = len(first)
+        cluster = next((n for n, close in enumerate(alike) if close), None)
+        if cluster is None:
+            cluster = len(first)
             first.append(text)
-        cluster_of[text] = near
+        cluster_of[text] = cluster
     return [cluster_of[text] for text in anchors]
 
 

@@ -98,15 +98,15 @@ def measure_regime(sums: TurnSums) -> Regime:
     reading: thirds of full depth, as it takes for the deep third's share.
     """
     turns = len(sums.tokens_T)
-    at = np.arange(turns)
-    shallow, deep = 3 * at < turns, 3 * at >= 2 * turns
+    turn_T = np.arange(turns)
+    shallow, deep = 3 * turn_T < turns, 3 * turn_T >= 2 * turns
     kl_T = np.divide(sums.kl_T, sums.tokens_T, out=np.full(turns, np.nan), where=sums.tokens_T > 0)
     mass_T, token_T = divergence_mass(kl_T, sums.survivors_T), np.maximum(sums.kl_T, 0.0)
     kl_shallow, kl_deep = _mean(sums.kl_T, sums.tokens_T, shallow), _mean(sums.kl_T, sums.tokens_T, deep)
-    entropy = [_mean(sums.fail_entropy_T, sums.fail_tokens_T, which) for which in (deep, shallow)]
-    every = np.ones(turns, np.bool_)
-    failed = _mean(sums.fail_kl_T, sums.fail_tokens_T, every)
-    solved = _mean(sums.success_kl_T, sums.success_tokens_T, every)
+    entropy = [_mean(sums.fail_entropy_T, sums.fail_tokens_T, mask_T) for mask_T in (deep, shallow)]
+    all_turns = np.ones(turns, np.bool_)
+    failed = _mean(sums.fail_kl_T, sums.fail_tokens_T, all_turns)
+    solved = _mean(sums.success_kl_T, sums.success_tokens_T, all_turns)
     return Regime(
         episodes=int(sums.survivors_T[0]),
         turns=turns,
@@ -192,9 +192,9 @@ def _total(rows: Sequence[Mapping[str, Any]], depth: int, count: str, mean: str 
     return total
 
 
-def _mean(total_T: Column, count_T: Column, which: NDArray[np.bool_]) -> float | None:
-    count = math.fsum(count_T[which])
-    return math.fsum(total_T[which]) / count if count else None
+def _mean(total_T: Column, count_T: Column, mask_T: NDArray[np.bool_]) -> float | None:
+    count = math.fsum(count_T[mask_T])
+    return math.fsum(total_T[mask_T]) / count if count else None
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

@@ -388,8 +388,8 @@ class SessionHints:
             if turn.hint is not None and plain and turn.hint_prompt_ids is None:
                 messages = [dict(message) for message in conversation] or [{"role": "user", "content": ""}]
                 users = [index for index, message in enumerate(messages) if message["role"] == "user"]
-                at = {"opening": 0, "last_user": -1}.get(self.position)
-                index = users[at] if users and at is not None else len(messages) - 1
+                which = {"opening": 0, "last_user": -1}.get(self.position)
+                index = users[which] if users and which is not None else len(messages) - 1
                 messages[index]["content"] += HINT_HEAD + turn.hint
                 ids = self.renderer.ids(messages, tools)
                 if len(ids) + turn.response_length <= self.max_context:

@@ -219,8 +219,8 @@ class SessionBuffer:
         seconds: list[float] = []
         for episode, (trained, _) in zip(episodes, selections, strict=True):
             behind += [step - 1 - episode.turns[turn].policy_version for turn in trained]
-            at = episode.meta.get("at", ())
-            seconds += [self._now() - at[turn] for turn in trained if turn < len(at) and at[turn]]
+            times = episode.meta.get("at", ())
+            seconds += [self._now() - times[turn] for turn in trained if turn < len(times) and times[turn]]
         ages = {
             f"{name}_{statistic}": round(value, 3)
             for name, values in (("versions_behind", behind), ("age_s", seconds))
