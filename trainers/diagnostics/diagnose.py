@@ -158,11 +158,9 @@ def diagnose(
     full = shape.full_depth or max(shape.turns, 1)
     settings = variants(depth or DepthConfig(h_max=full, h_min=min(2, full)), "defaults" if depth is None else "as set")
     turns, steps, time = CurveSums(shape), StepSums(shape, alpha), StepTimeSums()
-    replays = (
-        [ControllerReplay(config, bins, name) for name, config in settings.items()]
-        if replayable(shape, depth, controlled)
-        else []
-    )
+    replays = []
+    if replayable(shape, depth, controlled):
+        replays = [ControllerReplay(config, bins, name) for name, config in settings.items()]
     for row in read():
         turns.add(row)
         steps.add(row)
