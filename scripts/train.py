@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     from turngym.trainers.run import run_training
 
     with open_ranks() as ranks:
-        result = run_training(run.spec, ranks, command=("turngym", "train", *argv), found=run)
+        result = run_training(run.spec, ranks, command=("turngym", "train", *argv), resolved=run)
         if ranks.rank == 0:
             took = f"{result.step} steps in {result.train_seconds:.0f} s of training"
             steps = [row for row in read_metrics(result.model.parents[2]) if row["kind"] == "train"]

@@ -119,7 +119,8 @@ def with_own_numbers(
 ) -> dict[str, Any]:
     """A step's `row` with what the filter counts of its `episodes`, and the `log` of the targets.
 
-    Raises SettingsError for a name that every run has. What is no number is refused where the row is written."""
+    Raises SettingsError for a name that every run has. What is no number is refused where the row is written.
+    """
     chosen = algorithm.select.row(episodes) if isinstance(algorithm.select, CountingFilter) else {}
     for where, numbers in (("its log", log), ("the row of its select", chosen)):
         if not isinstance(numbers, Mapping):
@@ -134,10 +135,8 @@ def checked_weights(weight: Any, tokens: int, algorithm: str) -> WeightArray:
     """Checks a token weight's result for so many `tokens`. Raises SettingsError for another shape, for numbers below 0
     or not finite, and for a sum other than 1."""
     if not isinstance(weight, np.ndarray) or weight.shape != (tokens,) or weight.dtype.kind != "f":
-        shown_weight = (
-            f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
-        )
-        raise SettingsError(f"algorithm {algorithm}: its weight gave {shown_weight}; valid: a float array [{tokens}]")
+        shown = f"shape {list(weight.shape)}, {weight.dtype}" if isinstance(weight, np.ndarray) else brief(weight, 80)
+        raise SettingsError(f"algorithm {algorithm}: its weight gave {shown}; valid: a float array [{tokens}]")
     total = float(weight.sum(dtype=np.float64))
     if not np.isfinite(weight).all() or (weight < 0).any() or abs(total - 1.0) > 1e-6:
         raise SettingsError(

@@ -64,18 +64,17 @@ def load_shards(folder: Path, parts: Mapping[str, Part]) -> None:
     for name, (module, optimizer) in parts.items():
         # a checkpoint reads into tensors that exist; one from before the first update has no moments to read
         if f"{name}.step" in saved:
-            first = f"{name}.moments.{{}}.{MOMENTS[0]}"
-            for target in (parameter for key, parameter in trained(module).items() if first.format(key) in saved):
-                moments = {kind: torch.zeros_like(target, requires_grad=False) for kind in MOMENTS}
-                optimizer.state[target] = {"step": torch.tensor(0.0), **moments}
+            for key, parameter in trained(module).items():
+                if f"{name}.moments.{key}.{MOMENTS[0]}" in saved:
+                    moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in MOMENTS}
+                    optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
         wanted[name] = _state(module, optimizer)
     with _checkpoint_errors("read"):
         dcp.load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
     for name, (_, optimizer) in parts.items():
-        if optimizer.state:
-            for target in optimizer.state:
-                # one for each: AdamW counts in place, and a shared counter would advance once per parameter
-                optimizer.state[target]["step"] = wanted[name]["step"].clone()
+        for state in optimizer.state.values():
+            # one for each: AdamW counts in place, and a shared counter would advance once per parameter
+            state["step"] = wanted[name]["step"].clone()
     torch.set_rng_state(wanted["torch_rng"])
 
 

@@ -66,14 +66,14 @@ def of_files(settings: Mapping[str, Any]) -> dict[str, str]:
 
     Settings that name no file of one's own are not in it.
     """
-    hashes, every = {}, flat(settings)
-    for name, value in every.items():
-        table, _, last = name.rpartition(".")
-        if last == "folder" and every.get(f"{table}.kind") == "skills":
+    hashes, values = {}, flat(settings)
+    for path, value in values.items():
+        table, _, last = path.rpartition(".")
+        if last == "folder" and values.get(f"{table}.kind") == "skills":
             value = f"{SKILLS_PREFIX}{value}"
         texts = [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
         if contents := [content for content in map(_of_file, texts) if content is not None]:
-            hashes[name] = content_hash({"contents": contents})[:16]
+            hashes[path] = content_hash({"contents": contents})[:16]
     return hashes
 
 

@@ -85,9 +85,9 @@ class ValueCritic:
         self._micro_tokens, self._autocast, self._recompute = micro_tokens, autocast, gradient_checkpointing
         self._ranks = ranks
         self._policy = policy
-        has_body = config.kind == "model"
-        head = _head(policy, deep=not has_body, seed=seed)
-        self.module = _Values(copy.deepcopy(policy), head) if has_body else head
+        has_trunk = config.kind == "model"
+        head = _head(policy, deep=not has_trunk, seed=seed)
+        self.module = _Values(copy.deepcopy(policy), head) if has_trunk else head
         """What is learned: the trunk with its head, or the head alone."""
         ranks.shard(self.module)
         self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]

@@ -148,7 +148,7 @@ LOST_PEER_MESSAGES = (
 class TorchRanks(Ranks):
     """The process group that is initialized."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size())
         self._mesh = dist.device_mesh.init_device_mesh(device, (self.size,))
         self._open: set[int] = set()

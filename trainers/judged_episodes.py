@@ -46,7 +46,7 @@ def requests(episode: Episode, kind: Question, next_role: str = "user") -> list[
     """
     if episode.status.is_error:
         return []
-    asked_for = []
+    unjudged = []
     roles = episode.meta.get("next_roles", ())
     for turn in episode.turns:
         state = next_state(episode, turn)
@@ -61,8 +61,8 @@ def requests(episode: Episode, kind: Question, next_role: str = "user") -> list[
                 episode=episode,
                 turn=turn.index,
             )
-            asked_for.append(request)
-    return asked_for
+            unjudged.append(request)
+    return unjudged
 
 
 def judged(turn: Turn, kind: Question, judgment: Judgment) -> Turn:
@@ -116,7 +116,7 @@ UNREADABLE_BATCHES = 3
 """So many batches in a row must be unreadable before a run stops."""
 NOTICE = 0.1
 """A share of unread votes above this is worth a warning, once."""
-SHOWN_LETTERS = 120
+SHOWN_CHARACTERS = 120
 """Characters of the last unread vote that are shown, from its end, where the decision should be."""
 
 
@@ -141,20 +141,20 @@ class UnreadVotes:
         share = unread / max(written, 1)
         self._bad = self._bad + 1 if share > self.limit else 0
         if self._bad >= UNREADABLE_BATCHES:
-            raise JudgeError(f"{where}: {_said(turns, unread, written)}; it was so {self._bad} times in a row")
+            raise JudgeError(f"{where}: {_unread_text(turns, unread, written)}; it was so {self._bad} times in a row")
         if share > NOTICE and not self._warned:
             self._warned = True
-            warnings.warn(f"{where}: {_said(turns, unread, written)}", stacklevel=2)
+            warnings.warn(f"{where}: {_unread_text(turns, unread, written)}", stacklevel=2)
 
 
-def _said(turns: Sequence[Turn], unread: int, written: int) -> str:
+def _unread_text(turns: Sequence[Turn], unread: int, written: int) -> str:
     cut = sum(turn.judge_cut for turn in turns)
-    of_them = f" ({cut} votes ended at --judge-max-tokens: give it more)" if cut else ""
+    advice = f" ({cut} votes ended at --judge-max-tokens: give it more)" if cut else ""
     # a turn of which no vote was read, so that what is shown is one of them
-    wild = next((turn for turn in reversed(turns) if turn.judge_scores == ()), None)
-    votes = [vote for vote in (wild.judge_votes or ()) if vote is not None] if wild else []
-    example = f"; one ends with {excerpt(votes[-1], SHOWN_LETTERS, end=True)!r}" if votes else ""
-    return f"{unread} of {written} votes of the judge have no valid \\boxed{{}}{of_them}{example}"
+    unread_turn = next((turn for turn in reversed(turns) if turn.judge_scores == ()), None)
+    votes = [vote for vote in (unread_turn.judge_votes or ()) if vote is not None] if unread_turn else []
+    example = f"; one ends with {excerpt(votes[-1], SHOWN_CHARACTERS, end=True)!r}" if votes else ""
+    return f"{unread} of {written} votes of the judge have no valid \\boxed{{}}{advice}{example}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -286,16 +286,15 @@ class HintedTurns:
         return reasons
 
 
-def without(episode: Episode, reasons: Mapping[int, str]) -> Episode | None:
-    """`episode` with these turns excluded from training; None if it failed or nothing is left to train on."""
-    turns = tuple(
-        replace(turn, excluded=reasons[turn.index]) if turn.index in reasons else turn for turn in episode.turns
-    )
-    if episode.status.is_error or not any(is_trainable(turn) for turn in turns):
-        return None
-    return replace(episode, turns=turns) if reasons else episode
-
-
 def masked(episodes: Sequence[Episode], reasons: Callable[[Episode], Mapping[int, str]]) -> list[Episode]:
-    """The episodes of which something is left to train on, each `without` the turns that `reasons` names."""
-    return [left for episode in episodes if (left := without(episode, reasons(episode))) is not None]
+    """The episodes with the turns that `reasons` names excluded from training.
+
+    Episodes that failed, and those of which nothing is left to train on, are dropped.
+    """
+    kept = []
+    for episode in episodes:
+        why = reasons(episode)
+        turns = tuple(replace(turn, excluded=why[turn.index]) if turn.index in why else turn for turn in episode.turns)
+        if not episode.status.is_error and any(is_trainable(turn) for turn in turns):
+            kept.append(replace(episode, turns=turns) if why else episode)
+    return kept

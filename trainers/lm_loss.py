@@ -24,8 +24,6 @@ from turngym.trainers.ranks import SINGLE, Ranks, balanced_shares
 from turngym.trainers.run_config import LmLossConfig, has_rows
 
 Encode = Callable[[str], Sequence[int]]
-
-
 MOST_ROWS = 1_000_000_000
 """Documents of one parquet file, which are streamed."""
 
@@ -95,18 +93,12 @@ class LmLoss:
     name = "lpt"
 
     def __init__(
-        self,
-        config: LmLossConfig,
-        encode: Encode,
-        *,
-        micro_tokens: int = 8192,
-        autocast: bool = False,
+        self, config: LmLossConfig, encode: Encode, *, micro_tokens: int = 8192, autocast: bool = False
     ) -> None:
-        files, documents, length = config.files, config.documents, config.max_length
-        if not files or documents < 1 or length < 2:
+        files, length = config.files, config.max_length
+        if not files or length < 2:
             raise TextError(
-                f"L_PT needs files, at least 1 document per step and 2 tokens per document; got {len(files)} files, "
-                f"{documents} documents, {length} tokens"
+                f"L_PT needs files, and at least 2 tokens per document; got {len(files)} files, {length} tokens"
             )
         for path in files:  # a missing or empty file is found before the run starts
             next(read_texts([path], config.column))
@@ -118,7 +110,6 @@ class LmLoss:
     @classmethod
     def of(cls, context: BuildContext) -> LmLoss:
         """The term that the settings `lm_loss` describe, read with the student's tokenizer."""
-
         run = context.run
         return cls(
             context.lm_loss,

@@ -159,10 +159,10 @@ def importance_weight(logp_N: Tensor, behavior_logp_N: Tensor, *, low: float = 0
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(low, high)
 
 
-def with_tail(topk_logp_NK: Tensor, tail_N: Tensor | None = None) -> Tensor:
+def with_tail(topk_logp_NK: Tensor, tail_N: Tensor | None) -> Tensor:
     """Log-probabilities of K ids and, last, of all others together: [N, K + 1], nats.
 
-    `tail_N` is the sum over the others; without it their mass is what the K ids leave of 1 (`tail_logp`).
+    `tail_N` is the sum over the others; if it is None their mass is what the K ids leave of 1 (`tail_logp`).
     """
     tail = tail_logp(topk_logp_NK) if tail_N is None else tail_N[:, None].to(topk_logp_NK)
     return torch.cat([topk_logp_NK, tail], dim=-1)

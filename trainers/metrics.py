@@ -210,7 +210,7 @@ class MetricsLog:
         with closing(LineFile(self.folder / METRICS_FILE)) as file:
             file.append(line)
 
-    def saved(self, step: int, *, ended: bool = False) -> None:
+    def saved(self, step: int, *, ended: bool) -> None:
         """Says that a checkpoint holds `step`: rows before it, and that of `step` if the run `ended`, are final.
 
         A sink that only grows gets them. The row of `step` waits for the evaluation after it, as a resumed run may have

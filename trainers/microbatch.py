@@ -90,11 +90,10 @@ def _packed_passes(rows: Sequence[Ids], max_tokens: int) -> list[Pass]:
 def packed_pass(rows: Sequence[Ids], members: Sequence[int]) -> Pass:
     ordered, line = _line(rows, members)
     sizes, shared = np.array(line, np.int64).T
+    ids = np.concatenate([rows[row][begin:] for row, begin in zip(ordered, shared, strict=True)])
     return Pass(
         rows=tuple(ordered),
-        ids_RL=np.concatenate([rows[row][begin:] for row, begin in zip(ordered, shared, strict=True)])[None].astype(
-            np.int64
-        ),
+        ids_RL=ids[None].astype(np.int64),
         starts=np.cumsum([0, *sizes[:-1]]),
         shared=shared,
         position_RL=np.concatenate([np.arange(begin, begin + size) for size, begin in line])[None],

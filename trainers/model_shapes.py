@@ -275,9 +275,8 @@ def _active_width(config: Any) -> int:
     if not (_first(config, EXPERTS) or 0) > 1:
         return int(_first(config, ("intermediate_size",)) or 0)
     expert = _first(config, ("moe_intermediate_size", "intermediate_size"))
-    shared = _first(config, ("shared_expert_intermediate_size",)) or expert * (
-        _first(config, ("n_shared_experts",)) or 0
-    )
+    shared_experts = _first(config, ("n_shared_experts",)) or 0
+    shared = _first(config, ("shared_expert_intermediate_size",)) or expert * shared_experts
     return int((_first(config, CHOSEN) or 1) * expert + shared)
 
 

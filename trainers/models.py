@@ -123,9 +123,8 @@ def check_head(model: Any) -> None:
     name = type(model).__name__
     try:
         with torch.no_grad():
-            logits = model(input_ids=torch.from_numpy(ids).to(next(model.parameters()).device), use_cache=False).logits[
-                0
-            ]
+            device = next(model.parameters()).device
+            logits = model(input_ids=torch.from_numpy(ids).to(device), use_cache=False).logits[0]
             ours, alone = (head(model)(hidden_states(model, part)) for part in (ids, ids[:, :first]))
     except ModelError:
         raise
@@ -134,13 +133,11 @@ def check_head(model: Any) -> None:
     most = HEAD_TOLERANCE * logits.float().abs().max().item()
     # Inkling leaves out ids that are padding
     fewer = ours.shape[1] - logits.shape[1]
-    off = math.inf if fewer else (logits.float() - ours.float()).abs().max().item()
-    if off > most:
-        reason = (
-            f"of {ours.shape[1]} ids it has {fewer} less"
-            if fewer
-            else f"they differ by {off:.3g}; {most:.3g} is rounding"
-        )
+    gap = math.inf if fewer else (logits.float() - ours.float()).abs().max().item()
+    if gap > most:
+        reason = f"they differ by {gap:.3g}; {most:.3g} is rounding"
+        if fewer:
+            reason = f"of {ours.shape[1]} ids it has {fewer} less"
         raise ModelError(
             f"{name} makes its logits in a way that is not known here ({reason}), so it cannot be trained and cannot "
             "score; `turngym eval` plays it"
@@ -359,13 +356,13 @@ class recomputing:
         self.model, self.checkpointing = model, checkpointing
         self._dropout: list[tuple[nn.Module, str, float]] = []
         # transformers 5.2x renamed the switch; the older name still works there, with a warning
-        self.word = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+        self._prefix = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
 
     def __enter__(self) -> None:
         self.model.eval()  # a caller's model may come in training mode
         if self.checkpointing:
             try:
-                getattr(self.model, f"{self.word}_checkpointing_enable")(RECOMPUTATION)
+                getattr(self.model, f"{self._prefix}_checkpointing_enable")(RECOMPUTATION)
             except ValueError as error:
                 name = type(self.model).__name__
                 raise ModelError(
@@ -382,7 +379,7 @@ class recomputing:
 
     def __exit__(self, *error: object) -> None:
         if self.checkpointing:
-            getattr(self.model, f"{self.word}_checkpointing_disable")()
+            getattr(self.model, f"{self._prefix}_checkpointing_disable")()
         for module, name, value in self._dropout:
             setattr(module, name, value)
         self._dropout.clear()
@@ -475,13 +472,11 @@ def common_vocabulary(student: Any, teacher: Any, student_size: int, teacher_siz
             f"Distillation needs one tokenizer for both; {OTHER}"
         )
     # special tokens decide where turns end, so the same string must play the same role on both sides
-    my_special, their_special = (
-        getattr(tokenizer, "special_tokens_map", None) or {} for tokenizer in (student, teacher)
-    )
-    for role in sorted((my_special.keys() | their_special.keys()) - {"pad_token"}):
-        if str(my_special.get(role)) != str(their_special.get(role)):
+    my_roles, their_roles = (getattr(each, "special_tokens_map", None) or {} for each in (student, teacher))
+    for role in sorted((my_roles.keys() | their_roles.keys()) - {"pad_token"}):
+        if str(my_roles.get(role)) != str(their_roles.get(role)):
             raise VocabularyError(
-                f"special token {role} differs: student {my_special.get(role)!r}, teacher {their_special.get(role)!r}. "
+                f"special token {role} differs: student {my_roles.get(role)!r}, teacher {their_roles.get(role)!r}. "
                 f"Make both tokenizers the same; {OTHER}"
             )
     size = min(student_size, teacher_size)

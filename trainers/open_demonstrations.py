@@ -73,7 +73,7 @@ def open_demonstrations(env: RunEnv) -> Demonstrations | None:
         opened = open_agent(demonstrator, lambda: base, slots)
         source = LiveDemonstrator(
             agent=opened.agent,
-            make_env=student.made_in(opened.channel),
+            make_env=student.make_env_in(opened.channel),
             system=opened.system,
             apart=APART,
             slots=slots,

@@ -21,6 +21,7 @@ from turngym.trainers.student_player import RunEnv, StudentPlayer
 
 def judged_source(source: RolloutSource, env: RunEnv, algorithm: Algorithm) -> RolloutSource:
     """Returns the episodes of `source` with votes and hints, for an `algorithm` that learns from a judge.
+
     Raises TurngymError for a judge that does not suit `env` or `algorithm`.
     """
     run, student, kind, options = env.info, env.student, algorithm.judge, env.config.part("judge")

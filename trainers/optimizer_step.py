@@ -304,8 +304,8 @@ def run_epochs(
     columns: dict[str, NDArray[np.float32]] = {}
     weight_N = np.zeros(batch.tokens)
     parts = minibatches(batch, episodes, targets, algorithm, config.minibatches)
-    for turn in range(config.ppo_epochs):
-        for part, chosen, tokens in parts:
+    for epoch in range(config.ppo_epochs):
+        for part, part_targets, tokens in parts:
             with calling(algorithm, "weight"):
                 weight_n = algorithm.weight(part, step=run_step.step, total_steps=run_step.total_steps)
             checked_weights(weight_n, part.tokens, algorithm.name)
@@ -313,7 +313,7 @@ def run_epochs(
                 model,
                 optimizer,
                 part,
-                targets=chosen,
+                targets=part_targets,
                 weight_N=weight_n,
                 token_loss=algorithm.token_loss,
                 forward=forward,
@@ -323,9 +323,9 @@ def run_epochs(
                 step=run_step.step,
             )
             results.append(result)
-            if critic is not None and chosen.return_N is not None and chosen.value_N is not None:
-                critic_losses.append(critic.update(part, chosen.return_N, chosen.value_N))
-            if turn == 0:
+            if critic is not None and part_targets.return_N is not None and part_targets.value_N is not None:
+                critic_losses.append(critic.update(part, part_targets.return_N, part_targets.value_N))
+            if epoch == 0:
                 # each minibatch's weights sum to 1, and so shall those of the step
                 weight_N[tokens] = weight_n / len(parts)
                 for name, values in result.columns.items():
@@ -353,11 +353,11 @@ def minibatches(
     if count == 1:
         return [(batch, targets, np.arange(batch.tokens))]
     # episodes without supervised tokens are left out: they could fill a minibatch with nothing to learn
-    units = np.unique(batch.episode_N)
+    supervised = np.unique(batch.episode_N)
     parts = []
-    for members in [units[start::count] for start in range(min(count, len(units)))]:
+    for members in [supervised[start::count] for start in range(min(count, len(supervised)))]:
         # members ascend, so that pack() below brings their tokens in this order
         tokens = np.flatnonzero(np.isin(batch.episode_N, members))
-        part = pack([episodes[batch.source_E[unit]] for unit in members], origins=algorithm.origins)
+        part = pack([episodes[batch.source_E[index]] for index in members], origins=algorithm.origins)
         parts.append((part, targets.select(tokens), tokens))
     return parts

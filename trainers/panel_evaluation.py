@@ -33,8 +33,8 @@ def run_panel(config: TrainConfig, student: StudentPlayer) -> Panel | None:
     return panel
 
 
-def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) -> None:
-    """Check that a run that trains on `env` with the action `tool` can be evaluated on `panel` (made with `made`).
+def check_panel(panel: Panel, arguments: Mapping[str, Any], env: str, tool: Tools) -> None:
+    """Check that a run that trains on `env` with the action `tool` can be evaluated on `panel` (made with `arguments`).
 
     Another environment with the same action is a test of transfer, and one line says so. Raises TurngymError if its
     action differs, since the student has never been told of that one.
@@ -42,7 +42,7 @@ def check_panel(panel: Panel, made: Mapping[str, Any], env: str, tool: Tools) ->
     trained = env.rpartition(":")[2]
     if panel.env_id == trained:
         return
-    panel_tool = probe(panel.env_id, made).tool
+    panel_tool = probe(panel.env_id, arguments).tool
     if (panel_tool.tags, _calls(panel_tool)) != (tool.tags, _calls(tool)):
         raise TurngymError(
             f"--panel {panel.full_name} is of {panel.env_id}, whose action is {_calls(panel_tool)}; the run "

@@ -140,31 +140,33 @@ class LiveProgress(Progress):
 
     def hints(self) -> list[str]:
         """Advice for runs whose steps made no update, or whose answers were cut or malformed."""
-        lines, share = [], {name: self.latest.get(name) or 0.0 for name in ("malformed", "answers_cut")}
+        lines, shares = [], {name: self.latest.get(name) or 0.0 for name in ("malformed", "answers_cut")}
         if self._unchanged:
-            first = f"{self._unchanged} of {self._steps} steps taught nothing, for nothing in them could be compared."
             if not self._solved:
-                helps = (
+                advice = (
                     "No episode succeeded: teach the student first (`turngym train sft` on an expert's episodes, or a "
                     "distillation), take easier tasks or more turns, or let a --reward pay for progress."
                 )
             else:
-                helps = "Larger groups, a higher --temperature, or tasks of which the student solves some help."
-            lines.append(f"{first} {helps}")
+                advice = "Larger groups, a higher --temperature, or tasks of which the student solves some help."
+            lines.append(
+                f"{self._unchanged} of {self._steps} steps taught nothing, for nothing in them could be compared. "
+                f"{advice}"
+            )
         if self._dropped:
             lines.append(
                 f"{self._dropped} of {self._steps} steps dropped updates, for their gradient was not finite: the loss "
                 "of the algorithm or its targets were not, or the weights have grown too far (a smaller --optimizer.lr)"
             )
-        if share["malformed"] >= MUCH:
+        if shares["malformed"] >= MUCH:
             lines.append(
-                f"in the last step {100 * share['malformed']:.0f} % of the student's answers could not be read as "
+                f"in the last step {100 * shares['malformed']:.0f} % of the student's answers could not be read as "
                 'actions: `turngym train sft` teaches their form; --channel and --env-kwargs \'{"reading": '
                 '"lenient"}\' change what is asked for. --keep-rollouts 1 and `turngym trace print --prompt` show them.'
             )
-        if share["answers_cut"] >= MUCH:
+        if shares["answers_cut"] >= MUCH:
             lines.append(
-                f"in the last step {100 * share['answers_cut']:.0f} % of the student's answers were cut at "
+                f"in the last step {100 * shares['answers_cut']:.0f} % of the student's answers were cut at "
                 "--max-new-tokens: raise it, or let the student answer in fewer words (--thinking off, --system)."
             )
         return lines
@@ -195,7 +197,8 @@ def below_start(start: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     if not row["eval/high"] < start["eval/low"]:
         return ""
     current, initial = (
-        f"{100 * at['eval/avg']:.1f} % [{100 * at['eval/low']:.1f}, {100 * at['eval/high']:.1f}]" for at in (row, start)
+        f"{100 * point['eval/avg']:.1f} % [{100 * point['eval/low']:.1f}, {100 * point['eval/high']:.1f}]"
+        for point in (row, start)
     )
     return (
         f"step {row['step']}: the student evaluates at {current}, below the {initial} that it began with: a smaller "

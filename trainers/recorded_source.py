@@ -36,16 +36,16 @@ def check_recorded(episodes: Sequence[Episode], where: Path, play: PlayConfig, e
 
     Sessions of the proxy are of no environment: they are taken as they are.
     """
-    strange = Counter(e.task.env_id for e in episodes if e.task.env_id not in envs and e.task.env_id != PROXY)
-    for name, count in strange.most_common(1):
+    other_envs = Counter(e.task.env_id for e in episodes if e.task.env_id not in envs and e.task.env_id != PROXY)
+    for name, count in other_envs.most_common(1):
         raise TurngymError(
             f"--traces {where}: {count} of its {len(episodes)} episodes are of {name}, the run has {', '.join(envs)}: "
             f"leave --env out to take the recorded one, or name a further one with --also {name}"
         )
     presets = {digits: spec.get("preset") for digits, spec in read_specs(where).items()}
     recorded = (presets.get(episode.spec) for episode in episodes)
-    foreign = Counter(preset for preset in recorded if preset not in (None, play.preset))
-    for preset, count in foreign.most_common(1):
+    other_presets = Counter(preset for preset in recorded if preset not in (None, play.preset))
+    for preset, count in other_presets.most_common(1):
         raise TurngymError(
             f"--traces {where}: {count} of its {len(episodes)} episodes were played with --preset {preset}, the run "
             f"has {play.preset or 'none'}: give it the same one"
@@ -81,16 +81,16 @@ def check_tokenizer(episodes: Sequence[Episode], renderer: ChatRenderer, where: 
     episode of the student's own most turns can be read; a few may not be, where what answered was cleaned (a call that
     was repaired, spaces).
     """
-    strange = []
+    misread = []
     for episode in episodes:
         turns = [turn for turn in episode.turns if turn.response_length]
-        unread = [misread for turn in turns if (misread := _misread(renderer, episode, turn))]
-        if 2 * len(unread) > len(turns):
-            strange.append((episode.task.task_id, unread[0]))
-    if strange:
-        task, (turn, recorded, decoded) = strange[0]
+        differing = [texts for turn in turns if (texts := _misread(renderer, episode, turn))]
+        if 2 * len(differing) > len(turns):
+            misread.append((episode.task.task_id, differing[0]))
+    if misread:
+        task, (turn, recorded, decoded) = misread[0]
         raise TurngymError(
-            f"--traces {where}: the ids of {len(strange)} of its {len(episodes)} episodes are another tokenizer's: "
+            f"--traces {where}: the ids of {len(misread)} of its {len(episodes)} episodes are another tokenizer's: "
             f"turn {turn} of {task} has {recorded}, its ids are {excerpt(decoded, 40)!r} to the student. Train the "
             "model that recorded them, or imitate their texts (sft --demonstrations FILE)"
         )
@@ -113,8 +113,8 @@ def _misread(renderer: ChatRenderer, episode: Episode, turn: Turn) -> tuple[int,
         return turn.index, repr(excerpt(text, 40)), decoded
     # control tokens are in no text: those before an answer must be ones that the template writes
     before = prompt[max(0, len(prompt) - len(template.encode(template.generation_prompt))) :]
-    if strange := [token for token in before if token in controls and controls[token] not in template.writes]:
-        return turn.index, "a control token before its response", template.decode(strange)
+    if unwritten := [token for token in before if token in controls and controls[token] not in template.writes]:
+        return turn.index, "a control token before its response", template.decode(unwritten)
     # and the one behind it must end an answer, or be part of one
     last = [] if turn.is_cut else response[-1:]
     if any(controls.get(token) not in (None, *template.spoken) and token not in renderer.stop_ids for token in last):
@@ -144,22 +144,22 @@ def recorded_episodes(envs: Mapping[str, RunEnv]) -> list[Episode]:
     config, run = envs[""].config, envs[""].info
     # of another run's ids those may be none of this run's: where teacher and student are padded to different sizes
     size = run.vocab_size or int(run.learner.model.config.get_text_config().vocab_size)
-    of_env = {plain_id(env.config.play.env.id): name for name, env in envs.items()}
+    name_of = {plain_id(env.config.play.env.id): name for name, env in envs.items()}
     episodes: list[Episode] = []
     for path in config.play.traces:
-        read = read_episodes(path, size)
-        check_recorded(read, path, config.play, of_env)
-        read = within_limit(read, str(path), envs[""].student.actor.engine.max_length)
-        check_tokenizer(read, envs[""].student.actor.renderer, str(path))
-        check_logprobs(read, run.learner.model, str(path))
-        episodes += read
+        recorded = read_episodes(path, size)
+        check_recorded(recorded, path, config.play, name_of)
+        recorded = within_limit(recorded, str(path), envs[""].student.actor.engine.max_length)
+        check_tokenizer(recorded, envs[""].student.actor.renderer, str(path))
+        check_logprobs(recorded, run.learner.model, str(path))
+        episodes += recorded
     for env in envs.values():
         assert_disjoint([episode.task for episode in episodes], env.held_out)
     # what another agent said is text; this student's ids are made of it, in the words of the episode's environment
     writers = {name: text_writer(env.student.actor) for name, env in envs.items()}
     written = []
     for episode in episodes:
-        name = of_env.get(episode.task.env_id, "")
+        name = name_of.get(episode.task.env_id, "")
         episode = writers[name].write(episode)
         # an episode's environment has another name, or none, in the run that recorded it
         meta = {key: value for key, value in episode.meta.items() if key != ENVIRONMENT}
@@ -183,21 +183,20 @@ def check_logprobs(episodes: Sequence[Episode], model: Any, where: str) -> None:
     by_temperature: dict[float, list[Episode]] = {}
     for episode in with_logprobs:
         temperature = drawn_at(episode, episode.turns[0])
-        if temperature not in (None, 0.0, 1.0) and not episode.status.is_error:
-            by_temperature.setdefault(float(temperature or 0.0), []).append(episode)
+        if temperature is not None and temperature not in (0.0, 1.0) and not episode.status.is_error:
+            by_temperature.setdefault(temperature, []).append(episode)
     for temperature, members in by_temperature.items():
         batch = pack(members[:COMPARED])
         ids, places = rows(batch)
-        at_temperature, plain = (
-            np.concatenate(LocalScorer(model=model, temperature=at).logprobs(ids, places)) for at in (temperature, 1.0)
-        )
+        scorers = (LocalScorer(model=model, temperature=value) for value in (temperature, 1.0))
+        at_temperature, plain = (np.concatenate(scorer.logprobs(ids, places)) for scorer in scorers)
         comparable = np.isfinite(batch.behavior_logp_N) & (batch.temperature_N == temperature)
-        right, before = (np.abs(batch.behavior_logp_N - scored)[comparable] for scored in (at_temperature, plain))
-        if len(right) and before.mean() < 0.5 * right.mean() and right.mean() > LEAST_GAP:
+        gap, plain_gap = (np.abs(batch.behavior_logp_N - scored)[comparable] for scored in (at_temperature, plain))
+        if len(gap) and plain_gap.mean() < 0.5 * gap.mean() and gap.mean() > LEAST_GAP:
             raise TurngymError(
                 f"{where}: ids were drawn at temperature {temperature:g}, but their log-probabilities are those at "
-                f"temperature 1 (the student's own are {before.mean():.2g} nats away, at {temperature:g} "
-                f"{right.mean():.2g}): whoever recorded them gave them before the temperature (vLLM's default); record "
+                f"temperature 1 (the student's own are {plain_gap.mean():.2g} nats away, at {temperature:g} "
+                f"{gap.mean():.2g}): whoever recorded them gave them before the temperature (vLLM's default); record "
                 "them with --logprobs-mode processed_logprobs, or at --temperature 1"
             )
 

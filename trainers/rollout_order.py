@@ -188,17 +188,17 @@ class AsyncRollout(RolloutSchedule):
     def _begin(self, source: RolloutSource) -> None:
         """Let the thread play what it may, in order."""
         # what this process plays of a batch; in it no process talks to another
-        alone: RolloutSource = source if self.ranks.size == 1 else source.own  # type: ignore[attr-defined]
+        share: RolloutSource = source if self.ranks.size == 1 else source.own  # type: ignore[attr-defined]
         for batch in self._batches:
             # also the batches of a checkpoint, which come back without episodes
             if batch.episodes is not None:
                 continue
             if self.servers is None:
-                batch.episodes = self._player.submit(self._play, batch, alone)
+                batch.episodes = self._player.submit(self._play, batch, share)
             elif all(earlier.gathered for earlier in self._batches if earlier.episodes is not None):
                 self.snapshot.put(batch.weights, batch.version)
                 update_servers(self.ranks, self.servers)
-                batch.episodes = self._player.submit(alone, batch.planned.request)
+                batch.episodes = self._player.submit(share, batch.planned.request)
 
     def learned(self, step: int) -> None:
         while self._batches and self._batches[0].planned.request.step <= step:
@@ -212,11 +212,7 @@ class AsyncRollout(RolloutSchedule):
         """Write what was not yet learned from; weights that several batches share are written once."""
         # plain dicts, since weights_only reads no classes of ours
         plain = [
-            {
-                "plan": asdict(batch.planned.plan),
-                "request": asdict(batch.planned.request),
-                "version": batch.version,
-            }
+            {"plan": asdict(batch.planned.plan), "request": asdict(batch.planned.request), "version": batch.version}
             for batch in self._batches
         ]
         weights = {batch.version: {k: v.cpu() for k, v in batch.weights.items()} for batch in self._batches}

@@ -119,7 +119,7 @@ def train(
     # the call as it stands in the run's provenance
     call = f"train({', '.join([repr(named), *(f'{name}={value!r}' for name, value in settings.items())])})"
     with open_ranks() as ranks:
-        return run_training(resolved.spec, ranks, progress=progress, command=call, found=resolved)
+        return run_training(resolved.spec, ranks, progress=progress, command=call, resolved=resolved)
 
 
 def run_training(
@@ -128,12 +128,12 @@ def run_training(
     *,
     progress: bool = True,
     command: str | Sequence[str] = (),
-    found: Resolved[TrainConfig] | None = None,
+    resolved: Resolved[TrainConfig] | None = None,
 ) -> RunResult:
     """Builds the trainer that `config` describes and trains on all `ranks`.
 
     The run's folder keeps `config` and `command`, from which the run can be repeated; with what people asked for where
-    that is known (`found`).
+    that is known (`resolved`).
     """
     if ranks.size > 1:
         if isinstance(config.engine, StartedServer):
@@ -154,12 +154,12 @@ def run_training(
         lock_run(config.models.out, ranks, opened)
         trainer = on_all_ranks(ranks, lambda: build_trainer(config, opened))
         trainer.locked = True
-        size = sum(part.numel() for part in trainer.model.parameters())
+        size = sum(parameter.numel() for parameter in trainer.model.parameters())
         for warning in (unsuited_lr(config.optimizer.lr, size, adapters=config.lora is not None), beyond(config)):
             if warning and not ranks.rank:
                 print(warning, file=sys.stderr)
         # not yet: until the folder is open it may belong to another run
-        trainer.on_start = lambda: _keep_config(config, found, command, trainer.players)
+        trainer.on_start = lambda: _keep_config(config, resolved, command, trainer.players)
         if not progress:
             trainer.progress = Progress()
         shared = distribute_trainer(trainer, ranks, shard_teacher=config.part("frozen").shard_teacher)
@@ -323,9 +323,9 @@ def _source(
             raise SettingsError("teacher_mix is a way of playing: it cannot be used with --traces")
         source = RecordedSource(episodes=episodes, seed=config.run.seed, cut=algorithm.cut_recorded)
     else:
-        partner = teacher.model if isinstance(teacher, LocalScorer) else None
+        teacher_model = teacher.model if isinstance(teacher, LocalScorer) else None
         guided, share = algorithm.guide is not None, algorithm.teacher_mix
-        source = played_source(envs[""], demonstrations, teacher=partner, share=share, guided=guided)
+        source = played_source(envs[""], demonstrations, teacher=teacher_model, share=share, guided=guided)
     if algorithm.judge is not None:
         from turngym.trainers.open_judge import judged_source
 
@@ -363,9 +363,8 @@ def _students(config: TrainConfig, seed: int) -> tuple[PlayedModel, PlayedModel 
         add_adapters(model, config.lora, base=str(user_path(models.student).resolve()), seed=seed)
     actor = None
     if config.stale is not None:
-        copied = frozen_copy(model)
         # the tokenizer is copied, too: another thread uses it
-        actor = PlayedModel(model=copied, tokenizer=copy.deepcopy(tokenizer))
+        actor = PlayedModel(model=frozen_copy(model), tokenizer=copy.deepcopy(tokenizer))
     return PlayedModel(model=model, tokenizer=tokenizer), actor
 
 

@@ -52,12 +52,12 @@ class RunState:
     """Last step that was evaluated."""
 
 
-def lock_run(path: Path, ranks: Ranks, held: ExitStack) -> None:
-    """Lock the run's folder until `held` is closed; of several processes rank 0 does, for all.
+def lock_run(path: Path, ranks: Ranks, stack: ExitStack) -> None:
+    """Lock the run's folder until `stack` is closed; of several processes rank 0 does, for all.
 
     Raises FolderInUseError where another run has it (on the other ranks DistributedError).
     """
-    on_all_ranks(ranks, lambda: held.enter_context(locked_folder(None if ranks.rank else path)))
+    on_all_ranks(ranks, lambda: stack.enter_context(locked_folder(None if ranks.rank else path)))
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ def spec_of_run(
     `envs` and `panels` go by the names of environments; the run's own is "", `further` are those of --also.
     """
 
-    def found(name: str) -> dict[str, Any]:
+    def settings_in(name: str) -> dict[str, Any]:
         student, panel = envs[name].student, panels.get(name)
         return {
             "play": to_table(student.game),
@@ -39,11 +39,11 @@ def spec_of_run(
 
     also = {
         item.name: {"share": item.share, "teacher": None if item.teacher is None else str(item.teacher)}
-        | found(item.name)
+        | settings_in(item.name)
         for item in further
     }
-    first = found("")
-    return {**to_table(config), **first, "play": {**first["play"], "also": also}}
+    own = settings_in("")
+    return {**to_table(config), **own, "play": {**own["play"], "also": also}}
 
 
 def _evaluation(panel: PanelEvaluation) -> dict[str, Any]:

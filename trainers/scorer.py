@@ -216,8 +216,8 @@ REFERENCE_FILE = "reference.pt"
 
 @dataclass(slots=True, kw_only=True)
 class ReferenceRefresh:
-    """Moves the reference, at first the initial policy, after every `every`-th step: w += rate
-    (student - w).
+    """Moves the reference, at first the initial policy, after every `every`-th step:
+    w += rate (student - w).
 
     Its weights are part of checkpoints from the first replacement on, so that a resumed run has the same one.
     Source: [kd-rewards] Algorithm 1 (its optional last line); docs/algorithms.md#kl-estimators.

@@ -100,14 +100,14 @@ def further_env(text: str) -> FurtherEnv:
     # a comma and what is no setting: of a path it is a part, of an environment's id it is not
     env, comma, behind = env.partition(",")
     pairs = [part.partition("=")[::2] for part in ([behind] if comma else []) + parts]
-    pairs_given: dict[str, str] = dict(pairs)
-    if len(pairs_given) < len(pairs):
+    given: dict[str, str] = dict(pairs)
+    if len(given) < len(pairs):
         name, count = Counter(name for name, _ in pairs).most_common(1)[0]
         raise SettingsError(f"--also {text!r}: {name} is given {count} times; valid: once")
-    values: dict[str, Any] = {name: value for name, value in pairs_given.items() if not name.startswith(ARGUMENT)}
-    make = {name.removeprefix(ARGUMENT): json_or_text(pairs_given[name]) for name in pairs_given if name not in values}
+    values: dict[str, Any] = {name: value for name, value in given.items() if not name.startswith(ARGUMENT)}
+    make = {name.removeprefix(ARGUMENT): json_or_text(given[name]) for name in given if name not in values}
     wrong = sorted(
-        name for name, value in pairs_given.items() if not value or name == ARGUMENT or name in {*values} - {*_SETTINGS}
+        name for name, value in given.items() if not value or name == ARGUMENT or name in {*values} - {*_SETTINGS}
     )
     if not env or wrong:
         why = f"{wrong[0]!r} is no setting with a value" if wrong else "no environment"
@@ -131,7 +131,7 @@ def with_teacher_folder(text: str) -> str:
         return text
     parts = (part.partition("=") for part in _PARTS.split(text))
     return ",".join(
-        f"teacher={hub_folder(value)}" if name == "teacher" else name + is_ + value for name, is_, value in parts
+        f"teacher={hub_folder(value)}" if name == "teacher" else name + equals + value for name, equals, value in parts
     )
 
 
@@ -210,9 +210,9 @@ class SeveralSources:
             part = replace(plan, short_episodes=short, leave_loops=left)
             for episode in source(replace(request, episodes=groups * request.group, plan=part)):
                 # rounds of a step number their groups on: two environments must not meet in one
-                later, number = divmod(episode.group, groups)
+                round_number, number = divmod(episode.group, groups)
                 meta = {**episode.meta, ENVIRONMENT: name} if name else episode.meta
-                played.append(replace(episode, group=later * total + first + number, meta=meta))
+                played.append(replace(episode, group=round_number * total + first + number, meta=meta))
             first += groups
         return played
 
@@ -243,7 +243,7 @@ class _ByRow(SplitScorer):
     def split(self, ids: Ids, ask: Callable[[Scorer, Sequence[int]], Sequence[T]]) -> list[T]:
         answers: dict[int, T] = {}
         for scorer in {id(scorer): scorer for scorer in self.scorers}.values():
-            rows = [row for row, scorer_of in enumerate(self.scorers) if scorer_of is scorer]
+            rows = [row for row, own in enumerate(self.scorers) if own is scorer]
             answers.update(zip(rows, ask(scorer, rows), strict=True))
         return [answers[row] for row in range(len(ids))]
 
@@ -259,15 +259,15 @@ class EachPanel:
     others: Mapping[str, DivisibleEvaluation]
 
     def __call__(self, step: int) -> EvalPoint:
-        return self._joined(self.first(step), {name: evaluate(step) for name, evaluate in self.others.items()})
+        return self._joined(self.first(step), {name: evaluation(step) for name, evaluation in self.others.items()})
 
     def gather(self, step: int) -> None:
-        for evaluate in (self.first, *self.others.values()):
-            evaluate.gather(step)
+        for evaluation in (self.first, *self.others.values()):
+            evaluation.gather(step)
 
     def play_share(self, step: int, share: tuple[int, int]) -> None:
-        for evaluate in (self.first, *self.others.values()):
-            evaluate.play_share(step, share)
+        for evaluation in (self.first, *self.others.values()):
+            evaluation.play_share(step, share)
 
     def finish(self, step: int) -> EvalPoint:
         return self._joined(

@@ -48,11 +48,8 @@ def spent_row(episodes: Sequence[Episode]) -> dict[str, int]:
 def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Returns, scores and lengths of all episodes that were played, whether or not they are trained on."""
     played = [episode for episode in episodes if not episode.status.is_error]
-    noted = [episode for episode in played if PAID in episode.meta]
-    paid = [
-        checked_number(f"{PAID} of {noted_episode.task.task_id}", noted_episode.meta[PAID], error=EpisodeError)
-        for noted_episode in noted
-    ]
+    rewarded = [episode for episode in played if PAID in episode.meta]
+    paid = [checked_number(f"{PAID} of {e.task.task_id}", e.meta[PAID], error=EpisodeError) for e in rewarded]
     policy = [turn for episode in played for turn in episode.turns if turn.origin == "policy"]
     return {
         **_spread("return", np.array([episode.episode_return for episode in played])),
@@ -67,8 +64,8 @@ def played_row(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 def _share(flags: Iterable[bool]) -> float | None:
     """The share of what is true; None of nothing."""
-    every = list(flags)
-    return sum(every) / len(every) if every else None
+    values = list(flags)
+    return sum(values) / len(values) if values else None
 
 
 def demonstration_row(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def step_row(
     episodes: Sequence[Episode],
     batch: RolloutBatch,
     targets: Targets,
-    done: Epochs,
+    epochs: Epochs,
     plan: DepthPlan,
     state: DepthState,
 ) -> dict[str, Any]:
@@ -124,19 +121,19 @@ def step_row(
 
     `episodes` are all that were played, before any filter; `state` is that after the step.
     """
-    turns = turn_row(batch, done.columns, done.weight_N, full_depth=plan.full_depth)
+    turns = turn_row(batch, epochs.columns, epochs.weight_N, full_depth=plan.full_depth)
     return {
-        "loss": float(np.mean([result.loss for result in done.results])),
-        "grad_norm": float(np.mean([result.grad_norm for result in done.results])),
-        **{f"term/{name}": float(np.mean([r.terms[name] for r in done.results])) for name in done.results[0].terms},
-        **critic_row(done),
-        "updates": sum(not result.skipped for result in done.results),
-        "updates_skipped": sum(result.skipped for result in done.results),
-        "lr": done.lr,
+        "loss": float(np.mean([result.loss for result in epochs.results])),
+        "grad_norm": float(np.mean([result.grad_norm for result in epochs.results])),
+        **{f"term/{name}": float(np.mean([r.terms[name] for r in epochs.results])) for name in epochs.results[0].terms},
+        **critic_row(epochs),
+        "updates": sum(not result.skipped for result in epochs.results),
+        "updates_skipped": sum(result.skipped for result in epochs.results),
+        "lr": epochs.lr,
         **spent_row(episodes),
         **rollout_row(episodes, batch),
         **judge_row(episodes, batch),
-        **token_row(batch, done.columns, done.fresh_N),
+        **token_row(batch, epochs.columns, epochs.fresh_N),
         **research_row(episodes, batch, targets),
         "loss_deep_share": deep_third(np.asarray(turns["turn/loss_share"])),
         "weight_deep_share": deep_third(np.asarray(turns["turn/weight"])),
@@ -147,17 +144,17 @@ def step_row(
     }
 
 
-def critic_row(done: Epochs) -> dict[str, Any]:
+def critic_row(epochs: Epochs) -> dict[str, Any]:
     """Numbers about the critic; {} without one."""
-    if not done.critic_losses:
+    if not epochs.critic_losses:
         return {}
-    return {"critic_loss": float(np.mean(done.critic_losses)), "critic_explained": done.critic_explained}
+    return {"critic_loss": float(np.mean(epochs.critic_losses)), "critic_explained": epochs.critic_explained}
 
 
 def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, Any]:
     """Numbers about the rollouts. Episodes that ended in an error are counted apart."""
     played = [episode for episode in episodes if not episode.status.is_error]
-    verdicts = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
+    valid = [turn.verdict.valid for episode in played for turn in episode.turns if turn.origin == "policy"]
     demonstrated = [turn for episode in played for turn in episode.turns if turn.origin == "demonstration"]
     return {
         **({"off/refused": sum(map(was_refused, demonstrated))} if demonstrated else {}),
@@ -167,7 +164,7 @@ def rollout_row(episodes: Sequence[Episode], batch: RolloutBatch) -> dict[str, A
         "tokens": batch.tokens,
         "success": float(np.mean([episode.success for episode in played])),
         "turns_mean": float(np.mean([episode.depth for episode in played])),
-        "valid_actions": float(np.mean(verdicts)) if verdicts else None,
+        "valid_actions": float(np.mean(valid)) if valid else None,
         "truncated": float(np.mean([episode.status.is_cut for episode in played])),
         "time/env_s": float(sum(episode.timings.get("env", 0.0) for episode in played)),
     }
@@ -180,9 +177,8 @@ def staleness_row(episodes: Sequence[Episode], version: int) -> dict[str, Any]:
         for turn in episode.turns:
             if turn.origin == "policy" and turn.logprobs is not None:
                 # spans exist only where the weights changed within a turn
-                for drawn, start, end in turn.version_spans or (
-                    (turn.policy_version, turn.begun, turn.response_length),
-                ):
+                whole = (turn.policy_version, turn.begun, turn.response_length)
+                for drawn, start, end in turn.version_spans or (whole,):
                     counts[version - drawn] += end - start
     total = counts.total()
     mean = sum(lag * tokens for lag, tokens in counts.items()) / total if total else None

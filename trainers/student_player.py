@@ -110,14 +110,14 @@ class StudentPlayer:
         if run.actor is not None and parallel is not None:
             self._cancel = parallel.cancel
         elif run.actor is not None:
-            self.play = alone = CancellableRollout(config.workers.step_timeout)
-            self._cancel = alone.cancel
+            self.play = in_process = CancellableRollout(config.workers.step_timeout)
+            self._cancel = in_process.cancel
 
         # One environment stays open: what all environments of a process share (a shop, an index) is built once.
         self.data = {} if play.data is None else {"data": play.data}
         """Where the environment's data are, as an argument for gym.make; empty: where it looks for them."""
-        self._made = make_arguments(play, play.data)
-        self.shared = SharedEnv(env_maker(self._env_id, **self._made))
+        self._arguments = make_arguments(play, play.data)
+        self.shared = SharedEnv(env_maker(self._env_id, **self._arguments))
         self.settings = complete_settings(self.settings, run.learner.tokenizer, self.env.tool)
         self._played_with = no_longer_than(run.longest, self.settings, run.learner.model)
         if not (folder / CHAT_FILE).exists():
@@ -202,11 +202,11 @@ class StudentPlayer:
     @property
     def make_env(self) -> MakeEnv:
         """Makes environments to train on, in the student's channel."""
-        return self.made_in(self.settings.channel)
+        return self.make_env_in(self.settings.channel)
 
-    def made_in(self, channel: str | None) -> MakeEnv:
+    def make_env_in(self, channel: str | None) -> MakeEnv:
         """Makes environments to train on, in the `channel` of another agent; None: responses are bare actions."""
-        return env_maker(self._env_id, **self._made, channel=channel)
+        return env_maker(self._env_id, **self._arguments, channel=channel)
 
     @property
     def system(self) -> str:

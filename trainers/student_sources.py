@@ -91,14 +91,16 @@ def _told_while_played(student: StudentPlayer, expert_play: ExpertPlay, expert: 
     make_env = student.make_env
     if not (expert_play.hints or expert_play.told):
         return make_env
-    from turngym.agents.judges import hinted_prompts as told
+    from turngym.agents.judges import hinted_prompts
 
     if expert_play.hints:
-        make_env = told.WrappedEnv(make_env, told.HintedObservations, (expert_play.hints, named_player(expert)))
+        hints = expert_play.hints, named_player(expert)
+        make_env = hinted_prompts.WrappedEnv(make_env, hinted_prompts.HintedObservations, hints)
     if expert_play.told:
         if not expert_play.told.startswith(SKILLS_PREFIX):
             raise TurngymError(f"--sft.told is {expert_play.told!r}; valid: {SKILLS_PREFIX}FOLDER")
         skills = read_skills(expert_play.told.removeprefix(SKILLS_PREFIX))
-        told.refuse_control_tokens(skills, student.actor.renderer.template.encoder)
-        make_env = told.WrappedEnv(make_env, told.PrivilegedObservations, (sorted(skills.texts),))
+        hinted_prompts.refuse_control_tokens(skills, student.actor.renderer.template.encoder)
+        texts = (sorted(skills.texts),)
+        make_env = hinted_prompts.WrappedEnv(make_env, hinted_prompts.PrivilegedObservations, texts)
     return make_env

@@ -153,13 +153,13 @@ def rows(batch: RolloutBatch) -> tuple[list[NDArray[np.int32]], list[NDArray[np.
     return ids, np.split(labels, cuts)
 
 
-def support_targets(found: Sequence[TopK], batch: RolloutBatch) -> Targets:
+def support_targets(answers: Sequence[TopK], batch: RolloutBatch) -> Targets:
     """A teacher's answers, row after row, as the targets of a batch's tokens."""
-    tails = [item.tail for item in found if item.tail is not None]
+    tails = [item.tail for item in answers if item.tail is not None]
     return Targets(
-        topk_ids_NK=_stack([item.ids for item in found], batch).astype(np.int64),
-        topk_logp_NK=_stack([item.logp for item in found], batch).astype(np.float32),
-        topk_tail_N=_stack(tails, batch).astype(np.float32) if len(tails) == len(found) else None,
+        topk_ids_NK=_stack([item.ids for item in answers], batch).astype(np.int64),
+        topk_logp_NK=_stack([item.logp for item in answers], batch).astype(np.float32),
+        topk_tail_N=_stack(tails, batch).astype(np.float32) if len(tails) == len(answers) else None,
     )
 
 

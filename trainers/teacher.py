@@ -90,22 +90,22 @@ def check_teacher(name: str, algorithm: Algorithm, *, has_teacher: bool) -> None
 
 def _open_teacher(
     algorithm: Algorithm,
-    named: AnyTeacher | None,
+    teacher: AnyTeacher | None,
     student: tuple[Any, Any],
     *,
     other: bool,
     **scoring: Any,
 ) -> tuple[Scorer | None, int | None]:
-    if not algorithm.needs_teacher or named is None:
+    if not algorithm.needs_teacher or teacher is None:
         return None, None
-    if isinstance(named, TeacherServed):
+    if isinstance(teacher, TeacherServed):
         from turngym.agents.servers.open_servers import teacher_scorer
 
         size = vocabulary_size(student[0])
         # of several processes one compares
-        alone, dtype = os.environ.get("RANK", "0") == "0", scoring["dtype"]
-        load = (lambda folder: ModelWeights(load_model(folder, dtype=dtype))) if alone else None
-        served, shared = teacher_scorer(named, named.teacher, student[1], size, algorithm.distill_temperature, load)
+        compares, dtype = os.environ.get("RANK", "0") == "0", scoring["dtype"]
+        load = (lambda folder: ModelWeights(load_model(folder, dtype=dtype))) if compares else None
+        served, shared = teacher_scorer(teacher, teacher.teacher, student[1], size, algorithm.distill_temperature, load)
         # what will be asked for is asked for once now, and not after the first rollout
         row, position, target = np.array([0, 1], np.int32), np.array([1]), algorithm.target_fn
         if isinstance(target, TeacherTopK):
@@ -114,7 +114,7 @@ def _open_teacher(
             served.gather([row], [position], [np.arange(target.k)[None]])
         return served, shared
     temperature = algorithm.distill_temperature
-    scorer = load_scorer(named.teacher, temperature=temperature, student=student, other=other, **scoring)
+    scorer = load_scorer(teacher.teacher, temperature=temperature, student=student, other=other, **scoring)
     return scorer, scorer.vocab_size
 
 
@@ -135,8 +135,8 @@ def teachers_length(
         further: the environments of `--also`, whose teachers count, too.
         other: whether the teacher has other ids than the student; it cuts what it reads by itself.
     """
-    folders = (folder, *(item.teacher for item in further)) if algorithm.needs_teacher and not other else ()
-    limits = [position_limit(model_config(find_model(named))) for named in folders if named is not None]
+    folders = (folder, *(env.teacher for env in further)) if algorithm.needs_teacher and not other else ()
+    limits = [position_limit(model_config(find_model(path))) for path in folders if path is not None]
     if teacher is not None and not isinstance(teacher, LocalScorer):
         limits.append(cast("ServerScorer", teacher).longest)
     return min((limit for limit in limits if limit is not None), default=None)
@@ -160,7 +160,11 @@ def no_longer_than(longest: int | None, settings: ChatSettings, model: Any) -> C
 
 
 def further_teachers(
-    algorithm: Algorithm, further: Sequence[FurtherEnv], student: tuple[Any, Any], vocab_size: Any, **scoring: Any
+    algorithm: Algorithm,
+    further: Sequence[FurtherEnv],
+    student: tuple[Any, Any],
+    vocab_size: int | None,
+    **scoring: Any,
 ) -> dict[str, Scorer]:
     """Returns the teachers of those environments of `--also` that name one, by the environment's name.
 

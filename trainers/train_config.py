@@ -343,12 +343,12 @@ def with_method(base: type[L], algorithm: str, parts: frozenset[str]) -> type[L]
         if field.name in parts and USES[field.name] & spec.reads:
             kind = _narrow(spec.reads) if field.name == "distill" else field.type
             members[field.name] = kind, kind() if field.name == "distill" else field.default
-    method = _made("Method", Spec, members, documented_by=Method)
-    made: type[L] = _made(base.__name__, base, {"method": (method, method())})
+    method = _make_class("Method", Spec, members, documented_by=Method)
+    made: type[L] = _make_class(base.__name__, base, {"method": (method, method())})
     return made
 
 
-def _made(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], **more: Any) -> Any:
+def _make_class(name: str, base: type[Spec], members: Mapping[str, tuple[Any, Any]], **more: Any) -> Any:
     """A class with these fields, by name: type and default."""
     kinds = {member: kind for member, (kind, _) in members.items()}
     defaults = {member: default for member, (_, default) in members.items()}
@@ -377,13 +377,13 @@ def resolve_training(algorithm: str, layers: Sequence[Layer], *, fetch: bool = F
         return replace(layer, table=read(algorithm, read_back(layer.table, again), layer.name))
 
     read_layers = [*map(given_in, layers)]
-    named = [env for part in read_layers if (env := at(part.table, "play.env.id")) is not None]
-    for part in read_layers:
+    env_ids = [env for layer in read_layers if (env := at(layer.table, "play.env.id")) is not None]
+    for layer in read_layers:
         # what nobody asked for of another environment is not for this one: a study's world may build on another
-        if not part.asked and at(part.table, "play.env.id") not in (None, *named[-1:]):
+        if not layer.asked and at(layer.table, "play.env.id") not in (None, *env_ids[-1:]):
             for table in ("env", "env_kwargs"):
-                part.table["play"].pop(table, None)
-    values = merged([part.table for part in read_layers])
+                layer.table["play"].pop(table, None)
+    values = merged([layer.table for layer in read_layers])
     spec = find_algorithm(algorithm)
     usual: dict[str, Any] = {"optimizer": {"lr": usual_lr(spec, adapters=isinstance(at(values, "lora"), Mapping))}}
     if "judge" in spec.reads:
@@ -456,16 +456,11 @@ def _setting(algorithm: str, name: str) -> Setting | None:
     above = named(TrainConfig, name.rpartition(".")[0])
     if above is not None and above.free:
         return above
-    all_settings = settings_of(config_class(algorithm))
-    setting, elsewhere = named(config_class(algorithm), name), named(TrainConfig, name)
-    if (
-        setting is not None
-        and elsewhere is not None
-        and setting.path != elsewhere.path
-        and elsewhere.path not in all_settings
-    ):
-        return None
-    return setting
+    cls = config_class(algorithm)
+    setting, usual = named(cls, name), named(TrainConfig, name)
+    if setting is None or usual is None or usual.path == setting.path or usual.path in settings_of(cls):
+        return setting
+    return None
 
 
 def beyond(config: TrainConfig) -> str:
@@ -494,11 +489,8 @@ def option_name(cls: type[Any], path: str) -> str:
     """The name of the setting at `path`. The table is part of it if it says what the setting is about (`optimizer.lr`,
     `turnopd.depth.h_min`)."""
     table, _, below = path.partition(".")
-    if (
-        table == "method"
-        and "." in below
-        and below.partition(".")[0] not in {*Method.__struct_fields__} - {"distill", "lm_loss"}
-    ):
+    part, dot, _ = below.partition(".")
+    if table == "method" and dot and part not in {*Method.__struct_fields__} - {"distill", "lm_loss"}:
         return below
     return path if table in ("optimizer", "lora") else short_name(cls, path)
 

@@ -42,7 +42,6 @@ from turngym.trainers.rollout_order import AsyncRollout, Planned, RolloutSchedul
 from turngym.trainers.run_config import OptimizerConfig, RunConfig, tables_of
 from turngym.trainers.run_folder import RunFolder, RunState, lock_run, with_saved_settings
 from turngym.trainers.scorer import LocalScorer, reference_refresh, shared_scorer
-from turngym.trainers.step_metrics import played_row
 
 if TYPE_CHECKING:
     from turngym.agents.servers.weights import SyncedPolicy
@@ -163,9 +162,9 @@ class Trainer:
         # a run that was begun with padded rows must not go on with packed ones: sums would round otherwise
         trainer = replace(self, run=with_saved_settings(self.run, self.out)) if resume else self
         trainer._check()
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if not trainer.locked:
-                lock_run(trainer.out, trainer.ranks, held)
+                lock_run(trainer.out, trainer.ranks, stack)
             return trainer._train(resume)
 
     def _train(self, resume: bool) -> RunResult:
@@ -192,8 +191,8 @@ class Trainer:
             writing=self.writing,
         )
         with calling(self.algorithm, "depth"):
-            begun = self.algorithm.depth.start()
-        state = folder.open(resume=resume, depth=begun)
+            depth = self.algorithm.depth.start()
+        state = folder.open(resume=resume, depth=depth)
         if self.on_start is not None and not self.ranks.rank:
             self.on_start()
         log = None
@@ -348,11 +347,11 @@ class TrainLoop:
     def _refilled(self, request: RolloutRequest, episodes: list[Episode]) -> list[Episode]:
         """Returns `episodes`, and those of further tasks as long as `select` leaves less groups than were asked for."""
         algorithm, groups = self.trainer.algorithm, request.episodes // request.group
-        for later in range(1, algorithm.refill + 1):
+        for round_number in range(1, algorithm.refill + 1):
             chosen = selected(algorithm, episodes)
             if algorithm.select is None or len({episode.group for episode in chosen}) >= groups:
                 break
-            next_round = replace(request, plan=replace(request.plan, round=later))
+            next_round = replace(request, plan=replace(request.plan, round=round_number))
             episodes = [*episodes, *self.trainer.source(next_round)]
         return episodes
 
@@ -382,11 +381,11 @@ class TrainLoop:
         scored = ClockReading.now()
         trainer.progress.phase("update")
         run_step = RunStep(config=trainer.optimizer, step=step, total_steps=trainer.run.steps)
-        done = run_epochs(
+        epochs = run_epochs(
             trainer.model, self.optimizer, batch, chosen, targets, algorithm, run_step, self._forward(), self.critic
         )
         # the raw form is what the depth controller is defined on; algorithms without it have a fixed depth
-        kl_N = done.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
+        kl_N = epochs.columns.get("kl_raw", np.zeros(batch.tokens, np.float32))
         with calling(algorithm, "depth"):
             depth = algorithm.depth.learn(self.state.depth, plan, batch, chosen, kl_N)
         self._updated(step)
@@ -396,7 +395,7 @@ class TrainLoop:
         row = {
             "step": step,
             "kind": "train",
-            **step_metrics.step_row(episodes, batch, targets, done, plan, depth),
+            **step_metrics.step_row(episodes, batch, targets, epochs, plan, depth),
             # versions count steps done: fresh episodes of this step were played by version step - 1
             **step_metrics.staleness_row(episodes, step - 1),
             **step_metrics.weight_row(algorithm.weight, run_step),
@@ -429,7 +428,7 @@ class TrainLoop:
         }
         # the weights are the same, but their version must count this step, or the next episodes would look stale
         self._updated(step)
-        row |= played_row(episodes) | judge_row(episodes, None)
+        row |= step_metrics.played_row(episodes) | judge_row(episodes, None)
         row = with_own_numbers(row, self.trainer.algorithm, episodes, {})
         self._write({"step": step, "kind": "train", **row, "time/train_s": spent})
 

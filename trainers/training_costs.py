@@ -279,9 +279,9 @@ def activation_bytes(
     """
     layer = saved_bytes(shape, precision, lora_rank)
     attended = (2 if precision == "autocast" else 4) * shape.query_width + 4 * shape.heads
-    per_token = (
-        shape.layers * (4 * shape.width + attended) + layer - attended if checkpointing else shape.layers * layer
-    )
+    per_token = shape.layers * layer
+    if checkpointing:
+        per_token = shape.layers * (4 * shape.width + attended) + layer - attended
     return float(tokens * per_token)
 
 
@@ -349,6 +349,9 @@ def estimate(
         fitting = int(max(0.0, claimed - weights) // cache) if states + claimed <= room else 0
     at_once = min(share, work.slots, fitting)
     scoring = ([] if teacher is None else [teacher]) + ([] if work.reference == "none" else [student])
+    scored = sum(_forward_flops(model, work) for model in scoring)
+    learned = _update_flops(student, work) + _critic_flops(student, work)
+    update_dtype = "bfloat16" if work.halves else "float32"
     return CostEstimate(
         states=states,
         update=_update_bytes(student, gpus, work),
@@ -356,12 +359,8 @@ def estimate(
         rollout=claimed if served else weights + at_once * cache if work.plays or evaluated else 0.0,
         at_once=at_once,
         rollout_s=_rollout_seconds(student, chip, work, share, at_once) if work.plays else 0.0,
-        teacher_s=sum(_forward_flops(model, work) for model in scoring)
-        / gpus
-        / _operations(chip, work, work.teacher_dtype),
-        update_s=(_update_flops(student, work) + _critic_flops(student, work))
-        / gpus
-        / _operations(chip, work, "bfloat16" if work.halves else "float32"),
+        teacher_s=scored / gpus / _operations(chip, work, work.teacher_dtype),
+        update_s=learned / gpus / _operations(chip, work, update_dtype),
         eval_s=_rollout_seconds(student, chip, work, evaluated, min(evaluated, work.slots, fitting)),
         room=room,
     )
@@ -388,13 +387,13 @@ def _update_bytes(student: ModelShape, gpus: int, work: StepWorkload) -> float:
     if adapters and work.checkpointing:
         # it keeps none of frozen weights, so one layer's and the head's are there at a time
         copied = student.stored_layer + student.embedding_parameters
-    alone = 2.0 * copied if work.precision == "autocast" and work.dtype == "float32" else 0.0
-    gathered = alone if gpus == 1 else gathered_bytes(student, frozen=bool(adapters))
-    pass_ = forward + logits_bytes(student, min(work.head_chunk, tokens))
+    casts = 2.0 * copied if work.precision == "autocast" and work.dtype == "float32" else 0.0
+    gathered = casts if gpus == 1 else gathered_bytes(student, frozen=bool(adapters))
+    one_pass = forward + logits_bytes(student, min(work.head_chunk, tokens))
     # torch makes the embedding's gradient anew at the end, and adds it to the one that it has
     embedding = 0.0 if adapters else size * student.vocab * student.width
     # one after the other: activations and logits are gone when the embedding's turn comes, gathered layers at the step
-    return max(max(pass_, embedding) + gathered, (4.0 * adapters or size * student.parameters) / gpus)
+    return max(max(one_pass, embedding) + gathered, (4.0 * adapters or size * student.parameters) / gpus)
 
 
 def _operations(chip: Chip, work: StepWorkload, dtype: str) -> float:
@@ -504,13 +503,13 @@ def traffic(
     read = math.ceil(work.episodes / gpus) * work.tokens / work.updates
     passes = work.epochs * work.updates * math.ceil(read / max(work.pass_tokens, work.length))
     sampled, adapters = work.episodes * work.turns * work.response, student.adapter_parameters(work.lora_rank)
-    own_teacher, frozen = 0.0, ([] if teacher is None else [teacher]) + ([student] if work.reference == "own" else [])
+    frozen_bytes, frozen = 0.0, ([] if teacher is None else [teacher]) + ([student] if work.reference == "own" else [])
     if work.shard_teacher:
-        own_teacher = float(BYTES[work.teacher_dtype]) * sum(model.parameters for model in frozen) * missing
+        frozen_bytes = float(BYTES[work.teacher_dtype]) * sum(model.parameters for model in frozen) * missing
     return Traffic(
         to_play=weights,
         update=passes * (2 * weights + (4.0 * adapters * missing if adapters else weights)),
-        teacher=own_teacher,
+        teacher=frozen_bytes,
         top_k=0.0 if teacher is None else TOP_K_ENTRY * top_k * sampled * missing,
         episodes=EPISODE_TOKEN * work.episodes * work.tokens * missing,
         to_server=float(BYTES[work.played_dtype] * student.parameters),

@@ -105,8 +105,8 @@ def _evaluation_layers(panel: Panel, given: Mapping[str, Any], max_turns: Any) -
     turns = {"max_turns": max_turns}
     preset = find_preset(play.get("preset"), panel.env_id)
 
-    def training(made: Mapping[str, Any]) -> Layer:
-        return Layer(name="as in training", table=play_table(panel.env_id, made))
+    def training(arguments: Mapping[str, Any]) -> Layer:
+        return Layer(name="as in training", table=play_table(panel.env_id, arguments))
 
     layers = [environment_layer(panel.env_id)]
     if preset is None:
@@ -116,8 +116,8 @@ def _evaluation_layers(panel: Panel, given: Mapping[str, Any], max_turns: Any) -
     if env_arguments.get("max_turns") is not None:
         layers.append(training(turns))
     evaluation_layers = [Layer(name=layer.name, table={"evaluation": {"game": _game(layer.table)}}) for layer in layers]
-    whose = {"game": {"env": {"id": panel.env_id}}}
-    evaluation_layers.append(Layer(name=f"panel {panel.full_name}", table={"evaluation": whose}))
+    panel_env = {"game": {"env": {"id": panel.env_id}}}
+    evaluation_layers.append(Layer(name=f"panel {panel.full_name}", table={"evaluation": panel_env}))
     if preset is not None:
         numbers = {"eval_samples": "play.samples", "eval_temperature": "agent.temperature"}
         values = {name: at(preset.table, path) for name, path in numbers.items()}

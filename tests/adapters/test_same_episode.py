@@ -81,7 +81,7 @@ def through_openenv(sessions: SessionPool, episodes: list[Episode], replay: Any,
     played = []
     for episode in episodes:
         session = sessions.open(episode.task.task_id, seed=SEED, sample=episode.sample)
-        seen = openenv.first(session)
+        seen = openenv.first_fields(session)
         ids = list(seen["observation_ids"])
         while not seen.get("done"):
             said = replay.after(f"{episode.task.task_id}:{episode.sample}", ids)

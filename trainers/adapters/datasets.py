@@ -33,9 +33,9 @@ def rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
     `messages` (role, content) is the conversation, as supervised trainers read it.
     """
     for episode in episodes:
-        task, spoken = episode.task, [("system", episode.system)] if episode.system else []
+        task, messages = episode.task, [("system", episode.system)] if episode.system else []
         for turn in episode.turns:
-            spoken += [("user", turn.observation), ("assistant", turn.response)]
+            messages += [("user", turn.observation), ("assistant", turn.response)]
         # text-only episodes have no segments, and still become a row
         for segment, trajectory in enumerate(Trajectory.segments_of(episode) or [None]):
             yield {
@@ -46,7 +46,7 @@ def rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
                 "status": episode.status.value,
                 "reward": episode.episode_return,
                 "turn_verdicts": [turn.verdict.value for turn in episode.turns if turn.segment == segment],
-                "messages": [{"role": role, "content": content} for role, content in spoken],
+                "messages": [{"role": role, "content": content} for role, content in messages],
                 **_TEXT_ONLY,
                 **({} if trajectory is None else _tokens(trajectory)),
             }

@@ -28,20 +28,20 @@ from turngym.trainers.adapters.token_session import Trajectory
 # What OpenEnv's clients send, read: which episode a reset asks for, and ids that a client sampled.
 
 
-def which(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def reset_arguments(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `SessionPool.open` in the fields of a reset. Raises TurngymError for other types or ranges."""
     task_id = wanted.get("task_id")
     if task_id is not None and not isinstance(task_id, str):
         raise TurngymError(f"task_id is {brief(task_id, 60)}; it must be text")
-    names: dict[str, Any] = {} if task_id is None else {"task_id": task_id}
+    arguments: dict[str, Any] = {} if task_id is None else {"task_id": task_id}
     for name in ("seed", "sample"):
         value = wanted.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
             raise TurngymError(f"{name} is {brief(value, 60)}; it must be a whole number from 0 to 2**63 - 1")
-        names[name] = value
-    return names
+        arguments[name] = value
+    return arguments
 
 
 def generation(action: Mapping[str, Any]) -> Generation:
@@ -60,7 +60,7 @@ def generation(action: Mapping[str, Any]) -> Generation:
     )
 
 
-def first(session: EpisodeSession) -> dict[str, Any]:
+def first_fields(session: EpisodeSession) -> dict[str, Any]:
     if session.done:
         raise TurngymError(f"the environment failed: {session.episode().meta.get('error')}")
     request = session.request
@@ -126,9 +126,9 @@ def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
             self, seed: Any = None, episode_id: str | None = None, task_id: Any = None, sample: Any = None
         ) -> Any:
             self.close()
-            self._session = sessions.open(**which({"seed": seed, "sample": sample, "task_id": task_id}))
+            self._session = sessions.open(**reset_arguments({"seed": seed, "sample": sample, "task_id": task_id}))
             self._state = types.State(episode_id=episode_id, step_count=0)
-            return TurngymObservation(**first(self._session), tools=sessions.tool.schemas())
+            return TurngymObservation(**first_fields(self._session), tools=sessions.tool.schemas())
 
         def step(self, action: Any, timeout_s: float | None = None) -> Any:
             if self._session is None:
@@ -148,7 +148,7 @@ def app(sessions: SessionPool, *, max_concurrent: int = 64) -> Any:
     application = server.create_app(
         TurngymEnvironment, TurngymAction, TurngymObservation, env_name="turngym", max_concurrent_envs=max_concurrent
     )
-    application.add_exception_handler(TurngymError, _told)
+    application.add_exception_handler(TurngymError, _bad_request)
     application.add_middleware(JsonBodies, complaint=_complaint)
     application.add_middleware(MakesRoom, most=max_concurrent)
     return application
@@ -173,7 +173,7 @@ class MakesRoom:
         socket = _Socket()
         self._open.append(socket)
 
-        async def heard() -> Any:
+        async def receive_or_close() -> Any:
             # ends: below, after `idle` seconds at the latest
             message, gone = asyncio.ensure_future(receive()), asyncio.ensure_future(socket.gone.wait())
             try:
@@ -188,15 +188,15 @@ class MakesRoom:
             return {"type": "websocket.disconnect", "code": 1001}
 
         try:
-            await self._app(scope, heard, send)
+            await self._app(scope, receive_or_close, send)
         finally:
             self._open.remove(socket)
             socket.over.set()
 
     async def _make_room(self) -> None:
-        silent = [play for play in self._open if play.used < time.monotonic() - self._silent and not play.gone.is_set()]
+        silent = [each for each in self._open if each.used < time.monotonic() - self._silent and not each.gone.is_set()]
         if len(self._open) >= self._most and silent:
-            oldest = min(silent, key=lambda play: play.used)
+            oldest = min(silent, key=lambda socket: socket.used)
             oldest.gone.set()
             # its place is free when its environment is closed
             with contextlib.suppress(TimeoutError):
@@ -209,7 +209,7 @@ class _Socket:
         self.used, self.gone, self.over = time.monotonic(), asyncio.Event(), asyncio.Event()
 
 
-async def _told(request: Any, error: Exception) -> Any:
+async def _bad_request(request: Any, error: Exception) -> Any:
     """Describes a client's mistake, for the client."""
     responses: Any = need("starlette.responses", "the OpenEnv server", "openenv")
     return responses.JSONResponse({"error": str(error)}, status_code=400)

@@ -55,17 +55,17 @@ class Server:
             payload(request, self.params, room),
             headers={"X-SMG-Routing-Key": self.sample.session_id} if routed else None,
         )
-        about = answer["meta_info"]
-        self.aborted = about["finish_reason"]["type"] == "abort"
+        meta = answer["meta_info"]
+        self.aborted = meta["finish_reason"]["type"] == "abort"
         if self.aborted:
             return Status.ERROR_ENGINE
-        self.versions.append(str(about.get("weight_version", "")))
-        drawn = about["output_token_logprobs"]
+        self.versions.append(str(meta.get("weight_version", "")))
+        rows = meta["output_token_logprobs"]
         return Generation(
             # SGLang's rows are (log-probability, id, text); decoding and encoding the text again could give other ids
-            ids=np.array([row[1] for row in drawn], np.int32),
-            logprobs=np.array([row[0] for row in drawn], np.float32),
-            finish=about["finish_reason"]["type"],
+            ids=np.array([row[1] for row in rows], np.int32),
+            logprobs=np.array([row[0] for row in rows], np.float32),
+            finish=meta["finish_reason"]["type"],
             policy_version=version_number(self.versions[-1]),
         )
 
@@ -134,7 +134,7 @@ def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: 
         weight_versions: of the server, one for each response.
         aborted: whether slime broke the generation off; the sample then has no reward yet.
     """
-    trajectory, kinds = Trajectory.of(episode), type(sample.status)
+    trajectory, statuses = Trajectory.of(episode), type(sample.status)
     lists = trajectory.lists()
     sample.tokens = lists["prompt_ids"] + lists["response_ids"]
     sample.response_length = len(lists["response_ids"])
@@ -146,13 +146,13 @@ def fill(sample: Any, episode: Episode, weight_versions: list[str], *, aborted: 
     sample.metadata |= {"success": trajectory.success, "turn_rewards": list(trajectory.turn_rewards)}
     if aborted:
         # no reward yet: slime gives the sample back later
-        sample.status = kinds.ABORTED
+        sample.status = statuses.ABORTED
         return sample
     sample.reward = 0.0 if trajectory.failed else trajectory.reward
     # slime then masks the whole sample: a failed one, or one without a response, has nothing to learn from
     sample.remove_sample = trajectory.failed or not len(trajectory.response_ids)
-    ended = kinds.TRUNCATED if trajectory.truncated else kinds.COMPLETED
-    sample.status = kinds.FAILED if trajectory.failed else ended
+    ended = statuses.TRUNCATED if trajectory.truncated else statuses.COMPLETED
+    sample.status = statuses.FAILED if trajectory.failed else ended
     return sample
 
 
@@ -207,12 +207,12 @@ def rollout_function(generate: GenerateSample) -> Callable[..., list[list[Any]] 
             # slime's own default; without a limit the open requests of a step overwhelm SGLang's HTTP server
             limit = asyncio.Semaphore(int(getattr(args, "sglang_server_concurrency", 512)))
 
-            async def one(sample: Any) -> Any:
+            async def play_one(sample: Any) -> Any:
                 async with limit:
                     # a copy each, since a generate function may change its parameters
                     return await generate(args, sample, dict(params), evaluation=evaluation)
 
-            return await asyncio.gather(*(one(sample) for group in groups for sample in group))
+            return await asyncio.gather(*(play_one(sample) for group in groups for sample in group))
 
         samples = asyncio.run(play_all())
         if evaluation:

@@ -39,8 +39,8 @@ def play(sessions: Sequence[EpisodeSession], policy: Policy) -> list[Episode]:
                 answers = failure.results
             for (session, request), answer in zip(waiting, answers, strict=True):
                 if isinstance(answer, BaseException):
-                    late = isinstance(answer, TimeoutError)
-                    session.end(Status.ERROR_TIMEOUT if late else Status.ERROR_ENGINE, str(answer))
+                    timed_out = isinstance(answer, TimeoutError)
+                    session.end(Status.ERROR_TIMEOUT if timed_out else Status.ERROR_ENGINE, str(answer))
                 elif len(answer.ids):
                     session.step(answer)
                 else:
@@ -187,18 +187,18 @@ class Trajectory:
         logprobs = np.zeros(stop - start, np.float32)
         versions = np.full(stop - start, -1, np.int32)
         all_scored = True
-        for turn, span in zip(turns, spans, strict=True):
+        for turn, (begin, end) in zip(turns, spans, strict=True):
             if turn.origin != "policy" or turn.excluded is not None:
                 continue
             # what a demonstrator began is context
-            span_slice = slice(span[0] + turn.begun, span[1])
-            mask[span_slice], versions[span_slice] = True, turn.policy_version
+            own = slice(begin + turn.begun, end)
+            mask[own], versions[own] = True, turn.policy_version
             # only where the weights changed while the response was drawn; else one version holds for all of it
             for version, first, last in turn.version_spans:
-                versions[span[0] + first : span[0] + last] = version
+                versions[begin + first : begin + last] = version
             all_scored = all_scored and turn.logprobs is not None
             if turn.logprobs is not None:
-                logprobs[span_slice] = turn.logprobs[turn.begun :]
+                logprobs[own] = turn.logprobs[turn.begun :]
         return cls(
             prompt_ids=ids[:start],
             response_ids=ids[start:stop],

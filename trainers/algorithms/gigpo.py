@@ -48,11 +48,11 @@ def clusters(anchors: Sequence[str], similarity: float = 1.0) -> list[int]:
         if text in cluster_of:
             continue
         alike = (SequenceMatcher(None, earlier, text).ratio() >= similarity for earlier in first if similarity < 1.0)
-        near = next((n for n, close in enumerate(alike) if close), None)
-        if near is None:
-            near = len(first)
+        cluster = next((n for n, close in enumerate(alike) if close), None)
+        if cluster is None:
+            cluster = len(first)
             first.append(text)
-        cluster_of[text] = near
+        cluster_of[text] = cluster
     return [cluster_of[text] for text in anchors]
 
 
@@ -71,11 +71,11 @@ def episode_advantage(
     """
     if baseline == "episodes":
         return centered(total_E, group_E, scale)
-    over_T = np.repeat(np.arange(len(total_E)), depth_E)
-    found_E = np.zeros(len(total_E))
+    episode_T = np.repeat(np.arange(len(total_E)), depth_E)
+    advantage_E = np.zeros(len(total_E))
     # the turns of an episode all say the same; an episode without any is in no comparison
-    found_E[over_T] = centered(total_E[over_T], group_E[over_T], scale)
-    return found_E
+    advantage_E[episode_T] = centered(total_E[episode_T], group_E[episode_T], scale)
+    return advantage_E
 
 
 def centered(value_t: FloatT, group_t: IntT, scale: Scale = "none") -> FloatT:
@@ -147,22 +147,23 @@ class TurnAdvantage:
     def _anchors(self, played: Sequence[Episode], batch: RolloutBatch) -> IntT:
         """The number of each turn's anchor group, [T] over all episodes; groups of different tasks never meet."""
         numbers: dict[Hashable, int] = {}
-        marks = [list(self._situations(episode)) for episode in played]
+        situations = [list(self._situations(episode)) for episode in played]
         anchors: list[list[int]] = [[] for _ in played]
         for group in np.unique(batch.group_E):
             members = np.flatnonzero(batch.group_E == group)
-            texts = [text for member in members for text in marks[member]]
-            near = iter(clusters(texts, self.similarity))
+            texts = [text for member in members for text in situations[member]]
+            cluster = iter(clusters(texts, self.similarity))
             for member in members:
-                anchors[member] = [numbers.setdefault((int(group), next(near)), len(numbers)) for _ in marks[member]]
+                keys = [(int(group), next(cluster)) for _ in situations[member]]
+                anchors[member] = [numbers.setdefault(key, len(numbers)) for key in keys]
         return np.array([number for row in anchors for number in row], np.int64)
 
     def _situations(self, episode: Episode) -> Iterator[str]:
         """Yields a mark for each turn of `episode` that is equal in equal situations."""
         if self.anchor == "observation":
             return (turn.observation for turn in episode.turns)
-        whose = f"the states of {episode.task.task_id} sample {episode.sample}"
-        states = checked_texts(whose, episode.meta.get(STATES), error=TargetError) or ()
+        where = f"the states of {episode.task.task_id} sample {episode.sample}"
+        states = checked_texts(where, episode.meta.get(STATES), error=TargetError) or ()
         # a response that was broken off never reached the environment; it is in no comparison
         missing = episode.depth - len(states)
         if missing > sum(turn.excluded is not None for turn in episode.turns):

@@ -83,9 +83,8 @@ class HintTargets:
         compared = privileged_logprobs(batch, episodes, scorers, self.privileged)
         ratio_N = compared.gap_N
         if self.reject_below:
-            ratio_N[~up_to_rejection(batch, episodes, compared.privileged_N, self.reject_below) & compared.where_N] = (
-                0.0
-            )
+            accepted_N = up_to_rejection(batch, episodes, compared.privileged_N, self.reject_below)
+            ratio_N[~accepted_N & compared.where_N] = 0.0
         advantage_N = combined_advantage(score_N, ratio_N, w_reward=self.w_reward, w_teacher=self.w_hint)
         return Targets(advantage_N=advantage_N, label_logp_N=compared.privileged_N)
 
@@ -141,10 +140,10 @@ def up_to_rejection(
     batch: RolloutBatch, episodes: Sequence[Episode], logp_N: NDArray[np.floating[Any]], below: float
 ) -> NDArray[np.bool_]:
     """bool [N]: no token before it in its response has a probability (`logp_N`, nats) of less than `below`."""
-    kl_mask_N = np.ones(batch.tokens, np.bool_)
+    accepted_N = np.ones(batch.tokens, np.bool_)
     for _, _, tokens in batch_turns(batch, episodes):
         rejected = np.flatnonzero(logp_N[tokens] < np.log(below))
         if len(rejected):
             # the rejected token itself still teaches: up to there the prefix is one that the teacher accepts
-            kl_mask_N[tokens.start + int(rejected[0]) + 1 : tokens.stop] = False
-    return kl_mask_N
+            accepted_N[tokens.start + int(rejected[0]) + 1 : tokens.stop] = False
+    return accepted_N

@@ -196,11 +196,9 @@ class MixtureWeighted:
     def __call__(self, batch: RolloutBatch, episodes: Sequence[Episode], scorers: Scorers) -> Targets:
         targets = self.target_fn(batch, episodes, scorers)
         assert targets.advantage_N is not None
-        mine, theirs = (
-            label_logprobs(scorer, batch, role).astype(np.float64)
-            for scorer, role in ((scorers.student, "student"), (scorers.teacher, "teacher"))
-        )
-        weight_N = mixture_weight(mine, theirs, self.share)
+        student_logp_N = label_logprobs(scorers.student, batch, "student").astype(np.float64)
+        teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher").astype(np.float64)
+        weight_N = mixture_weight(student_logp_N, teacher_logp_N, self.share)
         return replace(targets, advantage_N=(targets.advantage_N * weight_N).astype(np.float32))
 
 

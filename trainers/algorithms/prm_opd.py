@@ -17,7 +17,7 @@ from turngym.core.spec import Spec
 from turngym.trainers.algorithm import Algorithm, FixedDepth, PrivilegedText, TokenLoss, TokenLosses, Tokens
 from turngym.trainers.algorithm_spec import AlgorithmSpec, BuildContext
 from turngym.trainers.algorithms.judge_targets import HintTargets
-from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns, without
+from turngym.trainers.judged_episodes import HintedTurns, ScoredTurns, masked
 from turngym.trainers.run_config import tables_of
 from turngym.trainers.targets import WithReference, support_kl
 from turngym.trainers.token_losses import PolicyGradient, Regularized
@@ -34,11 +34,7 @@ class ScoredOrHinted:
     scored: ScoredTurns = field(default_factory=ScoredTurns)
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Episode]:
-        return [
-            episode_left
-            for episode in episodes
-            if (episode_left := without(episode, self.reasons(episode))) is not None
-        ]
+        return masked(episodes, self.reasons)
 
     def reasons(self, episode: Episode) -> dict[int, str]:
         """Turn index -> why it is left out, for the policy's turns."""

@@ -56,15 +56,14 @@ class CombinedAdvantage:
         targets = GroupAdvantage(reward=self.reward, scale=self.scale)(batch, episodes, scorers)
         assert targets.advantage_N is not None
         teacher_logp_N = label_logprobs(scorers.teacher, batch, "teacher")
-        mine_N, theirs_N = (
-            logp_N.astype(np.float64) for logp_N in (label_logprobs(scorers.student, batch, "student"), teacher_logp_N)
-        )
+        mine_N = label_logprobs(scorers.student, batch, "student").astype(np.float64)
+        theirs_N = teacher_logp_N.astype(np.float64)
         ratio_N = theirs_N - mine_N
         if self.factor is not None:
             ratio_N = self.factor(batch, mine_N, theirs_N) * ratio_N
-        w_reward, w_teacher = (
-            (self.w_reward, self.w_teacher) if self.annealing is None else self.annealing(scorers.step)
-        )
+        w_reward, w_teacher = self.w_reward, self.w_teacher
+        if self.annealing is not None:
+            w_reward, w_teacher = self.annealing(scorers.step)
         advantage_N = combined_advantage(
             targets.advantage_N, ratio_N.astype(np.float32), w_reward=w_reward, w_teacher=w_teacher
         )

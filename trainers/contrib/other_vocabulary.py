@@ -349,22 +349,22 @@ class _Reading:
     def topk(self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], k: int) -> list[TopK]:
         self._check(ids, positions)
         answers = self._said(range(len(self.spans)), k)
-        pieces_N = self._pieces_by_token(answers)
-        shares_N = self._shares(ids, positions, {token: pieces for token, (pieces, _) in pieces_N.items()})
+        by_token = self._pieces_by_token(answers)
+        shares = self._shares(ids, positions, {token: pieces for token, (pieces, _) in by_token.items()})
         width = len(next(iter(answers.values())).top[0].ids)
         ids_NK = np.zeros((self.batch.tokens, width), np.int32)
         logp_NK = np.full((self.batch.tokens, width), MIN_LOGP, np.float32)
         # a token that no span holds has an empty row, and all of its mass in the tail
         tail_N = np.zeros(self.batch.tokens, np.float32)
-        for token, (pieces, unsure) in pieces_N.items():
-            row = divided(pieces, shares_N.get(token, {}))
+        for token, (pieces, rest) in by_token.items():
+            row = divided(pieces, shares.get(token, {}))
             # the likeliest, in the order of the teacher's own
             likely = sorted(range(len(row)), key=[*row.values()].__getitem__, reverse=True)
             chosen = sorted(likely[:width])
             ids_NK[token] = next(iter(row))  # empty places repeat an id: the student's tail is of all but these
             ids_NK[token, : len(chosen)] = np.array([*row])[chosen]
             logp_NK[token, : len(chosen)] = np.array([*row.values()])[chosen]
-            tail_N[token] = max(_total([unsure, *np.array([*row.values()])[likely[width:]]]), MIN_TAIL_LOGP)
+            tail_N[token] = max(_total([rest, *np.array([*row.values()])[likely[width:]]]), MIN_TAIL_LOGP)
             exact, text = (
                 sum(math.exp(piece.logq) for piece in pieces if piece.exact is is_exact) for is_exact in (True, False)
             )
@@ -384,10 +384,10 @@ class _Reading:
         )
         for number, logq in zip(exact, self._logq(exact), strict=True):
             logp_N[self.spans[number].first] = logq[0]
-        pieces_N = {token: pieces for token, (pieces, _) in self._pieces_by_token(self._said(merged, LIKELY)).items()}
-        shares_N = self._shares(ids, positions, pieces_N)
-        for token, pieces in pieces_N.items():
-            logp_N[token] = divided(pieces, shares_N.get(token, {}))[int(self.batch.label_N[token])]
+        by_token = {token: pieces for token, (pieces, _) in self._pieces_by_token(self._said(merged, LIKELY)).items()}
+        shares = self._shares(ids, positions, by_token)
+        for token, pieces in by_token.items():
+            logp_N[token] = divided(pieces, shares.get(token, {}))[int(self.batch.label_N[token])]
         return np.split(logp_N, np.cumsum([len(where) for where in positions])[:-1])
 
     def gather(
@@ -423,10 +423,10 @@ class _Reading:
         return kept_pieces
 
     def _shares(
-        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], pieces_N: dict[int, list[Piece]]
+        self, ids: Sequence[NDArray[np.int32]], positions: Sequence[IntArray], by_token: dict[int, list[Piece]]
     ) -> dict[int, dict[int, float]]:
         """The student's log-probabilities by token, of the ids among which a piece has to be divided."""
-        several = {token: [p.ids for p in pieces if len(p.ids) > 1] for token, pieces in pieces_N.items()}
+        several = {token: [p.ids for p in pieces if len(p.ids) > 1] for token, pieces in by_token.items()}
         wanted = {token: sorted({*chain(*row)}) for token, row in several.items() if row}
         if not wanted:
             return {}
@@ -462,20 +462,14 @@ class _Reading:
         )
         for row_spans, top in zip(by_row.values(), tops, strict=True):
             tails = [None] * len(top.ids) if top.tail is None else top.tail
-            pairs = iter(zip(top.ids, top.logp, tails, strict=True))
+            places = iter(zip(top.ids, top.logp, tails, strict=True))
             for number in row_spans:
                 span = self.spans[number]
-                pairs_there = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(pairs, span.stop - span.start)]
+                likeliest = [TopK(ids=i, logp=p, tail=t) for i, p, t in islice(places, span.stop - span.start)]
                 ids = self.ids[span.row][span.start : span.stop]
                 # NaN where what was said is none of the likeliest
-                logq = np.array(
-                    [
-                        next((p for number, p in _pairs(at) if number == said_id), math.nan)
-                        for said_id, at in zip(ids, pairs_there, strict=True)
-                    ],
-                    np.float32,
-                )
-                answers[number] = _Said(ids=ids, logq=logq, top=pairs_there)
+                logqs = [dict(_pairs(at)).get(said, math.nan) for said, at in zip(ids.tolist(), likeliest, strict=True)]
+                answers[number] = _Said(ids=ids, logq=np.array(logqs, np.float32), top=likeliest)
         # only episodes that hold a token which is none of the K likeliest are read again
         unknown = [n for n, answer in answers.items() if not self.spans[n].exact and np.isnan(answer.logq).any()]
         for number, logq in zip(unknown, self._logq(unknown), strict=True):
@@ -509,12 +503,7 @@ class OtherVocabulary:
     """
 
     def __init__(
-        self,
-        target_fn: TargetFn,
-        *,
-        student: ChatRenderer,
-        reader: TextEpisodes,
-        sizes: tuple[int, int],
+        self, target_fn: TargetFn, *, student: ChatRenderer, reader: TextEpisodes, sizes: tuple[int, int]
     ) -> None:
         self.target_fn, self.student, self.reader = target_fn, student, reader
         mine, theirs = student.template, reader.renderer.template
@@ -578,12 +567,11 @@ class OtherVocabulary:
                 for (s0, s1, t0, t1), text, ends in self._align(*(tuple(part.tolist()) for part in response)):
                     # a part of the response may have been chosen by somebody else: only whole spans are compared
                     if s0 >= offset and s1 <= offset + len(tokens):
-                        label, start = int(tokens[s0 - offset]), theirs.response_span[0] + t0
-                        pair = batch.label_N[label], self.shared[written.segments[theirs.segment][start]]
-                        exact = s1 - s0 == t1 - t0 == 1 and bool(pair[0] == pair[1])
-                        stop = start + t1 - t0
-                        where = {"first": label, "count": s1 - s0, "row": row, "start": start, "stop": stop}
-                        spans.append(_Span(**where, text=text, ends=ends, exact=exact))
+                        first, start = int(tokens[s0 - offset]), theirs.response_span[0] + t0
+                        same = batch.label_N[first] == self.shared[written.segments[theirs.segment][start]]
+                        exact = s1 - s0 == t1 - t0 == 1 and bool(same)
+                        place = {"first": first, "count": s1 - s0, "row": row, "start": start, "stop": start + t1 - t0}
+                        spans.append(_Span(**place, text=text, ends=ends, exact=exact))
             ids += written.segments
         return ids, spans
 

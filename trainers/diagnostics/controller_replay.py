@@ -120,7 +120,7 @@ class ControllerReplay:
         return float(played / (self.caps.total() * reached_T[-1]))
 
 
-def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]:
+def variants(config: DepthConfig, own: str) -> dict[str, DepthConfig]:
     """The settings of Tables 5 and 6 around `config`, by what differs: coverage p, smoothing rho, whose CDF."""
     by_name = {own: config}
     for p in (0.4, 0.6, 0.8):
@@ -129,7 +129,7 @@ def variants(config: DepthConfig, own: str = "as set") -> dict[str, DepthConfig]
         by_name[f"rho = {rho:g}"] = changed(config, rho=rho)
     by_name["CDF of successes"] = changed(config, use_success=True)
     by_name["CDF of all episodes"] = changed(config, use_success=False)
-    return {name: item for name, item in by_name.items() if name == own or item != config}
+    return {name: variant for name, variant in by_name.items() if name == own or variant != config}
 
 
 # What the configuration of a run says about its depth controller and its token weights.

@@ -113,14 +113,14 @@ class CurveSums:
         for phase in phases:
             self.counts[phase] += 1
         cells = [list(self.counts).index(phase) for phase in phases]
-        column, turns = int(np.searchsorted(self.ends, row["step"])), self.shape.turns
+        bin_index, turns = int(np.searchsorted(self.ends, row["step"])), self.shape.turns
         for name, source in self.sources.items():
             if not source or not (cells or name in self.maps):
                 continue
             value_T, weight_T = numbers(row.get(source)), np.nan_to_num(numbers(row.get(self.weights[name])))
             weight_T = weight_T if len(weight_T) else np.ones(len(value_T))
             if name in self.maps:
-                self.maps[name].add(column, value_T, weight_T)
+                self.maps[name].add(bin_index, value_T, weight_T)
             if name in TOTALS:
                 value_T, weight_T = np.append(value_T, np.zeros(turns - len(value_T))), np.ones(turns)
             for cell in cells:
@@ -159,8 +159,8 @@ def smooth(value_T: Column, window: int = 3) -> Column:
     half, count = window // 2, len(value_T)
     padded = np.pad(np.asarray(value_T, np.float64), half, constant_values=np.nan)
     total, weight = padded[half : half + count].copy(), np.ones(count)
-    for away in range(1, half + 1):
-        pair = padded[half - away : half - away + count] + padded[half + away : half + away + count]
+    for offset in range(1, half + 1):
+        pair = padded[half - offset : half - offset + count] + padded[half + offset : half + offset + count]
         finite = np.isfinite(pair)
         total += np.where(finite, pair, 0.0)
         weight += 2 * finite
@@ -223,17 +223,17 @@ class StepSums:
         if row.get("kind") != "train":
             self.total["time/eval_s"] += row.get("time/eval_s") or 0.0
             return
-        cell, phase = int(np.searchsorted(self.ends, row["step"])), self.phases.index(self.shape.phase(row))
+        bin_index, phase = int(np.searchsorted(self.ends, row["step"])), self.phases.index(self.shape.phase(row))
         episodes = row.get("episodes") or 0
         self.steps, self.episodes = self.steps + 1, self.episodes + episodes
         self.total["turns"] += row.get("cost/turns") or 0
         for name, value in _values(row, self.shape, self.alpha).items():
             if name in self.total:
                 self.total[name] += value
-            self.sums[name][:, cell] += (value, 1)
+            self.sums[name][:, bin_index] += (value, 1)
             self.parts[name][:, (phase, -1)] += np.array([[value], [1]])
             if name in self.most:
-                self.most[name][cell] = np.fmax(self.most[name][cell], value)
+                self.most[name][bin_index] = np.fmax(self.most[name][bin_index], value)
 
     def result(self) -> OverSteps:
         """The statistics so far."""

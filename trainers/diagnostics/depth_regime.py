@@ -98,15 +98,15 @@ def measure_regime(sums: TurnSums) -> Regime:
     reading: thirds of full depth, as it takes for the deep third's share.
     """
     turns = len(sums.tokens_T)
-    at = np.arange(turns)
-    shallow, deep = 3 * at < turns, 3 * at >= 2 * turns
+    turn_T = np.arange(turns)
+    shallow, deep = 3 * turn_T < turns, 3 * turn_T >= 2 * turns
     kl_T = np.divide(sums.kl_T, sums.tokens_T, out=np.full(turns, np.nan), where=sums.tokens_T > 0)
     mass_T, token_T = divergence_mass(kl_T, sums.survivors_T), np.maximum(sums.kl_T, 0.0)
     kl_shallow, kl_deep = _mean(sums.kl_T, sums.tokens_T, shallow), _mean(sums.kl_T, sums.tokens_T, deep)
-    entropy = [_mean(sums.fail_entropy_T, sums.fail_tokens_T, which) for which in (deep, shallow)]
-    every = np.ones(turns, np.bool_)
-    failed = _mean(sums.fail_kl_T, sums.fail_tokens_T, every)
-    solved = _mean(sums.success_kl_T, sums.success_tokens_T, every)
+    entropy = [_mean(sums.fail_entropy_T, sums.fail_tokens_T, mask_T) for mask_T in (deep, shallow)]
+    all_turns = np.ones(turns, np.bool_)
+    failed = _mean(sums.fail_kl_T, sums.fail_tokens_T, all_turns)
+    solved = _mean(sums.success_kl_T, sums.success_tokens_T, all_turns)
     return Regime(
         episodes=int(sums.survivors_T[0]),
         turns=turns,
@@ -133,17 +133,18 @@ def sign_intervals(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, 
     jackknife). A sign has none where one of these cannot be measured, or where all are alike and say nothing of other
     steps; nothing has one with fewer than three steps.
     """
-    n, turns = len(rows), max(int(row["depth/cap"]) for row in rows)
+    n = len(rows)
     if n < 3:
         return {}
+    turns = max(int(row["depth/cap"]) for row in rows)
     measured = measure_regime(turn_sums(rows, turns))
     without = [measure_regime(turn_sums([*rows[:i], *rows[i + 1 :]], turns)) for i in range(n)]
     intervals = {}
     for sign in SIGNS:
         value, values = getattr(measured, sign), [getattr(regime, sign) for regime in without]
         if value is not None and None not in values and min(values) < max(values):
-            wide = t_quantile(0.975, n - 1) * pstdev(values) * (n - 1) ** 0.5
-            intervals[sign] = (value - wide, value + wide)
+            half_width = t_quantile(0.975, n - 1) * pstdev(values) * (n - 1) ** 0.5
+            intervals[sign] = (value - half_width, value + half_width)
     return intervals
 
 
@@ -159,14 +160,13 @@ def turn_sums(rows: Sequence[Mapping[str, Any]], turns: int | None = None) -> Tu
         raise ValueError("the run has no divergence from a teacher (`turn/kl_raw`)")
     depth = max(int(row["depth/cap"]) for row in rows) if turns is None else turns
     tokens, failed, solved = ("turn/tokens", "turn/tokens_failure", "turn/tokens_success")
-    entropy, per_fail = "turn/teacher_entropy_failure", "turn/kl_raw_failure"
     return TurnSums(
         tokens_T=_total(rows, depth, tokens),
         survivors_T=_total(rows, depth, "turn/survivors").astype(np.int64),
         kl_T=_total(rows, depth, tokens, "turn/kl_raw"),
         fail_tokens_T=_total(rows, depth, failed),
-        fail_entropy_T=_total(rows, depth, failed, entropy),
-        fail_kl_T=_total(rows, depth, failed, per_fail),
+        fail_entropy_T=_total(rows, depth, failed, "turn/teacher_entropy_failure"),
+        fail_kl_T=_total(rows, depth, failed, "turn/kl_raw_failure"),
         success_tokens_T=_total(rows, depth, solved),
         success_kl_T=_total(rows, depth, solved, "turn/kl_raw_success"),
     )
@@ -192,9 +192,9 @@ def _total(rows: Sequence[Mapping[str, Any]], depth: int, count: str, mean: str 
     return total
 
 
-def _mean(total_T: Column, count_T: Column, which: NDArray[np.bool_]) -> float | None:
-    count = math.fsum(count_T[which])
-    return math.fsum(total_T[which]) / count if count else None
+def _mean(total_T: Column, count_T: Column, mask_T: NDArray[np.bool_]) -> float | None:
+    count = math.fsum(count_T[mask_T])
+    return math.fsum(total_T[mask_T]) / count if count else None
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

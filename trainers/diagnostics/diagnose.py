@@ -9,15 +9,7 @@ import numpy as np
 
 from turngym.trainers.algorithms.turnopd import DepthConfig, divergence_mass
 from turngym.trainers.diagnostics.controller_replay import NEEDED, ControllerReplay, variants
-from turngym.trainers.diagnostics.curves import (
-    Alpha,
-    ByTurn,
-    CurveSums,
-    OverSteps,
-    StepSums,
-    TurnCurves,
-    step_bins,
-)
+from turngym.trainers.diagnostics.curves import Alpha, ByTurn, CurveSums, OverSteps, StepSums, TurnCurves, step_bins
 from turngym.trainers.diagnostics.depth_regime import Regime, TurnSums, measure_regime
 from turngym.trainers.diagnostics.run_metrics import ALL, Column, Row, RunShape, run_shape
 
@@ -166,30 +158,28 @@ def diagnose(
     full = shape.full_depth or max(shape.turns, 1)
     settings = variants(depth or DepthConfig(h_max=full, h_min=min(2, full)), "defaults" if depth is None else "as set")
     turns, steps, time = CurveSums(shape), StepSums(shape, alpha), StepTimeSums()
-    replays = (
-        [ControllerReplay(config, bins, name) for name, config in settings.items()]
-        if replayable(shape, depth, controlled)
-        else []
-    )
+    replays = []
+    if replayable(shape, depth, controlled):
+        replays = [ControllerReplay(config, bins, name) for name, config in settings.items()]
     for row in read():
         turns.add(row)
         steps.add(row)
         time.add(row)
-        for item in replays:
-            item.add(row)
+        for replay in replays:
+            replay.add(row)
     # ends: they compute
-    by_turn, line, over = turns.result(), time.result(), steps.result()
-    for item in replays:
-        item.turns_share = item.turns_played(by_turn.curves[ALL]["survivors"])
+    by_turn, step_time, over_steps = turns.result(), time.result(), steps.result()
+    for replay in replays:
+        replay.turns_share = replay.turns_played(by_turn.curves[ALL]["survivors"])
     return Diagnosis(
         shape=shape,
         by_turn=by_turn,
         regimes={
             phase: regime for phase, curves in by_turn.curves.items() if (regime := regime_of(curves)) is not None
         },
-        over_steps=over,
-        time=line,
-        horizon=horizon(by_turn.curves[ALL], line, over.episodes),
+        over_steps=over_steps,
+        time=step_time,
+        horizon=horizon(by_turn.curves[ALL], step_time, over_steps.episodes),
         variants=tuple(replays),
         replay=replays[0] if replays and controlled else None,
     )

@@ -49,10 +49,10 @@ class TraceSums:
         for group in groups:
             self.episodes[group] += 1
         for turn in episode.turns:
-            did = (turn.observation, turn.action or turn.response)
-            values = {"survivors": (1.0, 1.0), "repeated": (float(did in seen), 1.0)}
+            taken = (turn.observation, turn.action or turn.response)
+            values = {"survivors": (1.0, 1.0), "repeated": (float(taken in seen), 1.0)}
             values |= {"invalid": (float(not turn.verdict.valid), 1.0), **_logps(episode, turn)}
-            seen.add(did)
+            seen.add(taken)
             for group in groups:
                 for name, (total, count) in values.items():
                     cell = self._cells.setdefault((group, turn.index, name), [0.0, 0.0])

@@ -36,9 +36,9 @@ MARKS = ("[HINT_START]", "[HINT_END]")
 
 
 def _score_text(feedback: Feedback) -> str:
-    words = f", {feedback.text!r}" if feedback.text else ""
+    quote = f", {feedback.text!r}" if feedback.text else ""
     # the last box counts, whatever the user wrote
-    return f"The user's thumb is {'up' if feedback.score > 0 else 'down'}{words}. \\boxed{{{feedback.score}}}"
+    return f"The user's thumb is {'up' if feedback.score > 0 else 'down'}{quote}. \\boxed{{{feedback.score}}}"
 
 
 def _hint(feedback: Feedback) -> str | None:
@@ -100,7 +100,7 @@ class SessionJudge:
 
     def amended(self, episode: Episode, turn: int, feedback: Feedback) -> Episode:
         """A session that was judged already, with later feedback on one of its turns."""
-        turns = [self.heard(played, feedback) if played.index == turn else played for played in episode.turns]
+        turns = [self.heard(item, feedback) if item.index == turn else item for item in episode.turns]
         changed = replace(episode, turns=tuple(turns))
         return changed if self.enhance is None else self.enhance(changed)
 
@@ -221,19 +221,17 @@ class TurnJudging:
             session = self._sessions.setdefault(key, _Session())
             queued = {job.place for job in self._jobs} | self._asking
             for request in requests(episode, self._judge.kind):
-                key_turn = (key, request.turn)
-                if key_turn in self._known:
-                    session.votes[request.turn] = self._known.pop(key_turn)
-                elif request.turn not in session.votes and key_turn not in queued and not self._settled(key_turn):
+                place = (key, request.turn)
+                if place in self._known:
+                    session.votes[request.turn] = self._known.pop(place)
+                elif request.turn not in session.votes and place not in queued and not self._settled(place):
                     # without the episode, which rules and experts read: it would be kept until the votes are there
                     request = replace(request, episode=None)
-                    self._jobs.append(_Job(key_turn, request, self._clock(), seen=self.counts["turns_judged"]))
+                    self._jobs.append(_Job(place, request, self._clock(), seen=self.counts["turns_judged"]))
             if episode.meta["ended"] != "open":
                 session.episode = episode
-                waiting = [
-                    name for name, waiting_session in self._sessions.items() if waiting_session.episode is not None
-                ]
-                for name in waiting[:-BACKLOG]:
+                ended = [name for name, other in self._sessions.items() if other.episode is not None]
+                for name in ended[:-BACKLOG]:
                     self._forget(name)
                     self.counts["dropped_for_age"] += 1
             self._changed.notify_all()
@@ -277,8 +275,7 @@ class TurnJudging:
     def _work(self) -> None:
         while (jobs := self._next()) is not None:
             try:
-                requests = [job.request for job in jobs]
-                answered = judgments(self._judge.judge.judge(requests), len(requests), JudgeError)
+                answered = judgments(self._judge.judge.judge([job.request for job in jobs]), len(jobs), JudgeError)
             except Exception as error:  # a judge may be any code and any server: its failure must not end this thread
                 answered = [Judgment(votes=(None,), error=f"{type(error).__name__}: {error}") for _ in jobs]
             for index, (job, judgment) in enumerate(zip(jobs, answered, strict=True)):
@@ -297,8 +294,8 @@ class TurnJudging:
         """The next turns to ask about, oldest first; None once closed."""
         with self._changed:
             while not self._closed:
-                time_now = self._clock()
-                due = [job for job in self._jobs if job.due <= time_now][: self._judge.batch]
+                now = self._clock()
+                due = [job for job in self._jobs if job.due <= now][: self._judge.batch]
                 if due:
                     for job in due:
                         self._jobs.remove(job)
@@ -306,7 +303,7 @@ class TurnJudging:
                     return due
                 wait = min((job.due for job in self._jobs), default=None)
                 # ends: `put` and `close` say so. A clock that a test moves says nothing: look again after a moment
-                self._changed.wait(None if wait is None else min(max(wait - time_now, 0.0), 0.5))
+                self._changed.wait(None if wait is None else min(max(wait - now, 0.0), 0.5))
         return None
 
     def _record_or_ask_again(self, job: _Job, judgment: Judgment) -> None:
@@ -344,13 +341,11 @@ class TurnJudging:
         """Hand a session on if it has ended and all of its turns were judged."""
         with self._changed:
             session = self._sessions.get(key)
-            waits = any(turn_place[0] == key for turn_place in (*self._asking, *(job.place for job in self._jobs)))
+            waits = any(place[0] == key for place in (*self._asking, *(job.place for job in self._jobs)))
             if session is None or session.episode is None or waits:
                 return
             episode = session.episode
-            heard = {
-                turn_place[1]: self._heard.pop(turn_place) for turn_place in list(self._heard) if turn_place[0] == key
-            }
+            heard = {place[1]: self._heard.pop(place) for place in list(self._heard) if place[0] == key}
             self._forget(key)
         turns = []
         for turn in episode.turns:
@@ -393,8 +388,8 @@ class SessionHints:
             if turn.hint is not None and plain and turn.hint_prompt_ids is None:
                 messages = [dict(message) for message in conversation] or [{"role": "user", "content": ""}]
                 users = [index for index, message in enumerate(messages) if message["role"] == "user"]
-                at = {"opening": 0, "last_user": -1}.get(self.position)
-                index = users[at] if users and at is not None else len(messages) - 1
+                which = {"opening": 0, "last_user": -1}.get(self.position)
+                index = users[which] if users and which is not None else len(messages) - 1
                 messages[index]["content"] += HINT_HEAD + turn.hint
                 ids = self.renderer.ids(messages, tools)
                 if len(ids) + turn.response_length <= self.max_context:

@@ -41,13 +41,7 @@ from turngym.trainers.live.sessions import SessionBuffer
 from turngym.trainers.progress import Progress
 from turngym.trainers.rollout_order import truncated
 from turngym.trainers.scorer import load_student
-from turngym.trainers.teacher import (
-    check_teacher,
-    no_longer_than,
-    open_frozen,
-    scoring_of,
-    teachers_length,
-)
+from turngym.trainers.teacher import check_teacher, no_longer_than, open_frozen, scoring_of, teachers_length
 from turngym.trainers.token_losses import bounded
 from turngym.trainers.train_loop import Trainer
 
@@ -91,10 +85,9 @@ class Training:
             self.room(lambda: service.recorder.write(values))
 
         path, unused = config.out / SESSIONS, {episode.task.task_id for episode in service.unused}
-        episodes = (
-            values for values in (iter_trace(path) if unused and path.exists() else ()) if isinstance(values, Episode)
-        )
-        before = {values.task.task_id: values for values in episodes if values.task.task_id in unused}
+        trace = iter_trace(path) if unused and path.exists() else ()
+        episodes = (entry for entry in trace if isinstance(entry, Episode))
+        judged_before = {episode.task.task_id: episode for episode in episodes if episode.task.task_id in unused}
         self._trace = TraceWriter(path)
         self.source = SessionBuffer(
             engine=service.engine,
@@ -110,13 +103,13 @@ class Training:
         if judge is not None:
             self._judging = TurnJudging(
                 judge,
-                on_votes=lambda *feedback: record(votes_record(*feedback)),
+                on_votes=lambda key, turn, judgment: record(votes_record(key, turn, judgment)),
                 on_judged=self._judged,
                 votes=service.votes,
                 feedback=service.feedback_before,
             )
         for episode in service.unused:
-            if (judged := before.get(episode.task.task_id)) is None:
+            if (judged := judged_before.get(episode.task.task_id)) is None:
                 self.put(episode)
                 continue
             for (key, turn), feedback in service.feedback_before.items():
@@ -215,10 +208,10 @@ class LineProgress(Progress):
             "versions behind": row.get("staleness_mean"),
             "update s": row.get("time/update_s"),
         }
-        numbers_known = {name: value for name, value in numbers.items() if value is not None}
         texts = (
             f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in numbers_known.items()
+            for name, value in numbers.items()
+            if value is not None
         )
         say(f"step {row['step']}: {', '.join(texts)}", sys.stdout)
 

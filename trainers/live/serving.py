@@ -88,7 +88,7 @@ class Serving:
 
 
 def open_engine(
-    config: AnyProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int, vocab_size: int | None = None
+    config: AnyProxy, model: Any, tokenizer: Any, max_length: int | None, batch: int, vocab_size: int | None
 ) -> Serving:
     """Open what answers: the model in this process, a copy of it, or servers that get its weights as it learns.
 

@@ -219,13 +219,13 @@ class SessionBuffer:
         seconds: list[float] = []
         for episode, (trained, _) in zip(episodes, selections, strict=True):
             behind += [step - 1 - episode.turns[turn].policy_version for turn in trained]
-            at = episode.meta.get("at", ())
-            seconds += [self._now() - at[turn] for turn in trained if turn < len(at) and at[turn]]
+            times = episode.meta.get("at", ())
+            seconds += [self._now() - times[turn] for turn in trained if turn < len(times) and times[turn]]
         ages = {
-            f"{name}_{of_all}": round(value, 3)
+            f"{name}_{statistic}": round(value, 3)
             for name, values in (("versions_behind", behind), ("age_s", seconds))
             if values
-            for of_all, value in (("mean", sum(values) / len(values)), ("max", max(values)))
+            for statistic, value in (("mean", sum(values) / len(values)), ("max", max(values)))
         }
         with self._changed:
             self._left_out.update(reason_name(why) for _, left_out in selections for why in left_out.values())
