@@ -44,8 +44,6 @@ from turngym.envs.alfworld.rule_digests import (
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
 """What a game file must have; `walkthrough` and `solvable` are optional."""
-
-
 _BASINS_ALONE = "f4d4fa7f3eb0"
 """Digest of `CleanObject` in the domain file of alfworld's package (0.2 to 0.5), with which `alfworld-generate` makes
 games: only a basin cleans, while in the games of `alfworld-download` a receptacle of the type `SinkType` does, too."""
@@ -213,10 +211,7 @@ def check_keys(data: Any, source: str) -> None:
     # half a surrogate pair in a key is a ValueError, too
     except ValueError as error:
         raise GameError(f"{source}: no game file: {error}; it needs {', '.join(KEYS)}") from error
-    for key, text in (
-        *((key, data[key]) for key in KEYS),
-        *(("walkthrough", line) for line in game.walkthrough or ()),
-    ):
+    for key, text in (*((key, data[key]) for key in KEYS), *(("walkthrough", line) for line in game.walkthrough or ())):
         if (problem := text_problem(text)) is not None:
             raise GameError(f"{source}: key {key!r} {problem}")
 
