@@ -122,9 +122,8 @@ def _constructors(env_class: type[TextEnv]) -> list[Callable[..., Any]]:
             continue
         constructor = vars(base)["__init__"]
         constructors.insert(0, constructor)
-        if not any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(constructor).parameters.values()
-        ):
+        parameters = inspect.signature(constructor).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
     return constructors
 
@@ -137,13 +136,9 @@ def argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     # a name that is imported for type checkers alone
     except NameError:
         hints = {}
-    parameters = inspect.signature(function).parameters.values()
-    named = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return {parameter.name: hints.get(parameter.name, Any) for parameter in named if parameter.name != "self"}
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds]
+    return {name: hints.get(name, Any) for name in names if name != "self"}
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -194,10 +189,9 @@ def default_arguments(env_id: str) -> dict[str, Any]:
     env_class = registered_class(env_id)
     defaults: dict[str, Any] = {}
     for function in (*_constructors(env_class), make_env):
-        parameters = inspect.signature(function).parameters.values()
-        defaults |= {
-            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
-        }
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is not parameter.empty:
+                defaults[name] = parameter.default
     defaults |= {"on_invalid": env_class.on_invalid} | gym.spec(plain_id(env_id)).kwargs
     left_out = ("env_class", "channel", "data", "render_mode")
     return {name: value for name, value in defaults.items() if name not in left_out and _is_plain(value)}

@@ -247,9 +247,8 @@ class EnvContract:
         for task_id in self.some_tasks(guard):
             first = guard.reset(seed=1, options={"task": task_id})
             assert first[1]["task_id"] == task_id == guard.task.task_id, f"reset did not begin the task {task_id}"
-            assert first == twin.reset(seed=1, options={"task": task_id}), (
-                f"{task_id} begins differently in a second object"
-            )
+            again = twin.reset(seed=1, options={"task": task_id})
+            assert first == again, f"{task_id} begins differently in a second object"
             assert guard.task == twin.task, f"{task_id} has two identities"
             assert guard.task.env_id == plain_id(self.env_id)
             assert len(guard.task.sha256) == 64, "sha256 must be 64 hex digits"

@@ -97,9 +97,8 @@ class Game:
             raise GameUnsupported(source, f"key 'pddl_problem': {_one_line(error)}") from error
         except (ValueError, RecursionError) as error:
             raise GameError(f"{source}: key 'pddl_problem': {_one_line(error)}") from error
-        if domain_digests(data["pddl_domain"])["cleanobject"] == _BASINS_ALONE and self.problem.receptacles_of(
-            "sinktype"
-        ):
+        only_basins_clean = domain_digests(data["pddl_domain"])["cleanobject"] == _BASINS_ALONE
+        if only_basins_clean and self.problem.receptacles_of("sinktype"):
             raise GameUnsupported(source, "it has a sink that is no basin, in which its domain cleans nothing")
         self._name()
 

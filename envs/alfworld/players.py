@@ -209,7 +209,7 @@ class Planner:
             movable = problem.unary["pickupable"] & targets
             options = [option for option in self.known.places(movable) if option not in placed]
             # the option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals
-            options = sorted(options, key=lambda option: self._trip(*option, spots, goal))
+            options = sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))
             return self._fetch(options[:1], goal.object_type)
         if held not in targets:
             return self._drop()

@@ -144,9 +144,8 @@ class Writer:
             return _a(craft)
         if kind == "company":
             return {"film": "a film studio", "album": "a record label", "book": "a publisher"}.get(craft, "a company")
-        return {"team": "a football club", "award": "an annual honour", "battle": "an episode of the war"}.get(
-            kind, _a(kind)
-        )
+        others = {"team": "a football club", "award": "an annual honour", "battle": "an episode of the war"}
+        return others.get(kind, _a(kind))
 
     def _say(self, entity: Entity, fact: Fact) -> str:
         template = pick(self._rng, self._relations[fact.relation].say)
