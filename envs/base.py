@@ -21,14 +21,7 @@ import numpy as np
 
 from turngym.core.errors import EnvBackendError, TaskError, TurngymError, did_you_mean, nearest
 from turngym.core.numbers import Number, Seed
-from turngym.core.plugin_values import (
-    checked_flag,
-    checked_number,
-    checked_text,
-    checked_verdict,
-    failures_of,
-    unique,
-)
+from turngym.core.plugin_values import checked_flag, checked_number, checked_text, checked_verdict, failures_of, unique
 from turngym.core.redaction import brief, first_letters
 from turngym.core.task import Task, Verdict
 from turngym.core.tools import Tools, ToolSpec

@@ -249,7 +249,7 @@ class VerlAgentChannel:
         return Parsed(action=lower[start + len("<action>") : end].strip(), thought=thought, reason=reason)
 
     def _parse_verb(self, text: str, thought: str | None) -> Parsed:
-        folded = _any_case(self.tool.tags).sub(lambda match: match[0].lower(), text)
+        folded = fold_tags(text, self.tool.tags)
         # it is cut at tags in lower case alone
         action = next(filter(None, (first_of(cut(text, self.tool.tags), tag) for tag in self.tool.tags)), None)
         counts = [folded.count(f"<{tag}>") for tag in self.tool.tags]
@@ -269,18 +269,21 @@ class VerlAgentChannel:
         return response
 
     def instructions(self, tool: Tools) -> str:
-        forms = [f"<think>your thoughts</think>{form}" for form in tool.templates] if len(tool.tags) > 1 else []
-        forms = forms or [
-            f"<think>your thoughts</think><action>{tool.examples[0] if tool.examples else '...'}</action>"
-        ]
-        return "Answer each turn with a thought and one action between tags:\n" + "\nor\n".join(forms)
+        example = tool.examples[0] if tool.examples else "..."
+        actions = tool.templates if len(tool.tags) > 1 else [f"<action>{example}</action>"]
+        forms = "\nor\n".join(f"<think>your thoughts</think>{action}" for action in actions)
+        return f"Answer each turn with a thought and one action between tags:\n{forms}"
 
 
 def first_of(text: str, tag: str) -> str | None:
     """The first `<tag>...</tag>` in `text` in canonical form, whatever the letter case of its tags; None without."""
-    folded = _any_case((tag,)).sub(lambda inside: inside[0].lower(), text)
-    inside = next(blocks(folded, tag), None)
+    inside = next(blocks(fold_tags(text, (tag,)), tag), None)
     return None if inside is None else tagged(tag, inside)
+
+
+def fold_tags(text: str, tags: tuple[str, ...]) -> str:
+    """`text` with these tags, opening and closing, in lower case."""
+    return _any_case(tags).sub(lambda match: match[0].lower(), text)
 
 
 @lru_cache(maxsize=16)
@@ -307,7 +310,8 @@ def make_channel(name: str, tool: Tools) -> Channel:
 
 def require_channel(name: str) -> None:
     """Raises SettingsError for a name that no channel has."""
-    valid = ["text", "tool", VERL_AGENT, *(f"text:{style}" for style in STYLES), *(f"tool:{name}" for name in DIALECTS)]
+    styles, dialects = (f"text:{style}" for style in STYLES), (f"tool:{dialect}" for dialect in DIALECTS)
+    valid = ["text", "tool", VERL_AGENT, *styles, *dialects]
     if name not in valid:
         raise SettingsError(f"unknown channel {name!r}; channels are: {', '.join(valid)}.{did_you_mean(name, valid)}")
 

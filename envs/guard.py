@@ -239,11 +239,11 @@ class ActionGuard(gym.Wrapper[str, str, str, str], RecordConstructorArgs):
         if not admissible:
             return f"{reason} Nothing was done."
         near = self.base.suggestion(action) if action else None
-        meant = "" if near is None else f" Did you mean {quote(near)}?"
+        hint = "" if near is None else f" Did you mean {quote(near)}?"
         # a difference that cannot be seen, unlike one of letter case, must be shown
         if near is not None and action and action.casefold() != near.casefold() and alike(action, [near]):
-            meant = f" Did you mean {quote(near, beside=action)}, not {quote(action, beside=near)}?"
-        lines = [f"{reason} Nothing was done.{meant}"]
+            hint = f" Did you mean {quote(near, beside=action)}, not {quote(action, beside=near)}?"
+        lines = [f"{reason} Nothing was done.{hint}"]
         if self.list_admissible and not self.show_admissible:
             lines.append(f"Possible actions: {', '.join(admissible)}.")
         return "\n".join(lines)

@@ -15,11 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import Literal, Protocol
 
 from turngym.core.tools import Tools
-from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, tagged
+from turngym.envs.channels import Channel, Parsed, TextChannel, ToolChannel, fold_tags, tagged
 from turngym.envs.dialects import DIALECTS, HERMES
 from turngym.envs.lookalikes import LONGEST_COMPARED, alike, plain
 from turngym.envs.spaces import printable
@@ -109,14 +108,8 @@ def _fits(env: ActionRules, action: str) -> bool:
 
 
 def _fold_tags(response: str, tags: tuple[str, ...]) -> str:
-    """`response` with the tags of channels in lower case."""
-    return _tags(tags).sub(lambda match: match[0].lower(), response)
-
-
-@lru_cache(maxsize=16)
-def _tags(tags: tuple[str, ...]) -> re.Pattern[str]:
-    names = "|".join(map(re.escape, ("think", "action", "tool_call", *tags)))
-    return re.compile(rf"</?(?:{names})>", re.IGNORECASE)
+    """`response` with the tags of channels, and those of the tool, in lower case."""
+    return fold_tags(response, ("think", "action", "tool_call", *tags))
 
 
 def _search(response: str, channel: Channel | None, env: ActionRules) -> str | None:

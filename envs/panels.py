@@ -204,17 +204,18 @@ def load_panel(name: str, folder: str | Path | None = None) -> Panel:
     panel = find_panel(name, folder)
     package, path = _manifest(name)
     module = panel.env_id.rpartition(":")[0]
-    if path is None or not (module or _servers(panel.make_kwargs)):
+    if path is None:
         return panel
     if servers := _servers(panel.make_kwargs):
         raise PanelError(
             f"{path}: make_kwargs has {servers[0]}, which is never taken from a manifest: a panel without it is played "
             f"with --env-kwargs '{{\"{servers[0]}\": ...}}'"
         )
-    if module.partition(".")[0] != package.partition(".")[0] and module not in sys.modules:
+    top = module.partition(".")[0]
+    if module and top != package.partition(".")[0] and module not in sys.modules:
         raise PanelError(
             f"{path} is a panel of {panel.env_id}, whose code is not imported because a file names it; if you know it, "
-            f"name it, too: {module.partition('.')[0]}:{path}"
+            f"name it, too: {top}:{path}"
         )
     return panel
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import gymnasium as gym
 import numpy as np
@@ -42,7 +42,7 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
     Registering an id again replaces it, so that a notebook cell can run twice.
     """
     # before the old one goes, which stays where the new one is refused
-    class_name = _where(env_id, env_class)
+    class_or_place = _where(env_id, env_class)
     # Gymnasium warns when an id is registered over another
     gym.registry.pop(env_id, None)
     gym.register(
@@ -53,7 +53,7 @@ def register(env_id: str, env_class: type[TextEnv] | str, **defaults: Any) -> No
         # Gymnasium's wrappers for these, gym.make returns the ActionGuard itself, and a step costs nothing more.
         order_enforce=False,
         disable_env_checker=True,
-        kwargs={"env_class": class_name, **defaults},
+        kwargs={"env_class": class_or_place, **defaults},
     )
 
 
@@ -90,8 +90,8 @@ def make_env(
     if tool_name is not None or tool_argument is not None:
         env.rename_tool(tool_name, tool_argument)
     policy = loaded.on_invalid if on_invalid is None else on_invalid
-    guarded = {name: value for name, value in arguments.items() if not name.startswith("tool_")}
-    return ActionGuard(env, **{**guarded, "max_turns": max_turns, "on_invalid": policy})
+    guard_arguments = {name: value for name, value in arguments.items() if not name.startswith("tool_")}
+    return ActionGuard(env, **{**guard_arguments, "max_turns": max_turns, "on_invalid": policy})
 
 
 def _check_arguments(env_class: type[TextEnv], given: Mapping[str, Any]) -> None:
@@ -122,9 +122,8 @@ def _constructors(env_class: type[TextEnv]) -> list[Callable[..., Any]]:
             continue
         constructor = vars(base)["__init__"]
         constructors.insert(0, constructor)
-        if not any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(constructor).parameters.values()
-        ):
+        parameters = inspect.signature(constructor).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
     return constructors
 
@@ -137,13 +136,9 @@ def argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     # a name that is imported for type checkers alone
     except NameError:
         hints = {}
-    parameters = inspect.signature(function).parameters.values()
-    named = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return {parameter.name: hints.get(parameter.name, Any) for parameter in named if parameter.name != "self"}
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds]
+    return {name: hints.get(name, Any) for name in names if name != "self"}
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -191,19 +186,15 @@ def default_arguments(env_id: str) -> dict[str, Any]:
     Raises TurngymError for an unknown id.
     """
     require_env(env_id)
-    registered = dict(gym.spec(plain_id(env_id)).kwargs)
     env_class = registered_class(env_id)
     defaults: dict[str, Any] = {}
     for function in (*_constructors(env_class), make_env):
-        parameters = inspect.signature(function).parameters.values()
-        defaults |= {
-            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
-        }
-    defaults |= {"on_invalid": env_class.on_invalid} | {
-        name: value for name, value in registered.items() if name != "env_class"
-    }
-    plain = {name: value for name, value in defaults.items() if name not in ("channel", "data", "render_mode")}
-    return {name: value for name, value in plain.items() if _is_plain(value)}
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is not parameter.empty:
+                defaults[name] = parameter.default
+    defaults |= {"on_invalid": env_class.on_invalid} | gym.spec(plain_id(env_id)).kwargs
+    left_out = ("env_class", "channel", "data", "render_mode")
+    return {name: value for name, value in defaults.items() if name not in left_out and _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:
@@ -271,14 +262,14 @@ def require_env(env_id: str) -> str:
 
 def registered_class(env_id: str) -> type[TextEnv]:
     """The class of an id that `register` has registered. Raises TurngymError for another one."""
-    env_class = gym.registry[env_id.rpartition(":")[2]].kwargs.get("env_class")
+    registered_id = plain_id(env_id)
+    env_class = gym.registry[registered_id].kwargs.get("env_class")
     if isinstance(env_class, str):
         return _load(env_class)
     if not (isinstance(env_class, type) and issubclass(env_class, TextEnv)):
-        name = env_id.rpartition(":")[2]
         raise TurngymError(
             f"{env_id} is registered without its class, whose arguments and players are read; valid: a TextEnv that "
-            f"turngym.envs.register({name!r}, CLASS) registers"
+            f"turngym.envs.register({registered_id!r}, CLASS) registers"
         )
     return env_class
 
@@ -296,9 +287,8 @@ def own_registrations() -> dict[str, Any]:
             continue
         if isinstance(made_by, str) and made_by.startswith("__main__:"):
             # another process has another main program
-            registrations[env_id] = replace(
-                spec, entry_point=cast(Any, gym.envs.registration.load_env_creator(made_by))
-            )
+            creator: Any = gym.envs.registration.load_env_creator(made_by)
+            registrations[env_id] = replace(spec, entry_point=creator)
         else:
             registrations[env_id] = spec
     return registrations

@@ -142,13 +142,8 @@ class EnvContract:
         self.play(second, 3, 1)
         good = second.get_state()
         strange = [{}, None, good["env"], {**good, "turn": "1"}, {**good, "env": {}}]
-        inside: tuple[dict[str, Any], ...] = (
-            {"sha256": "0" * 64},
-            {"task": "no such task"},
-            {"rng": {}},
-            {"phase": "gone"},
-        )
-        strange += [{**good, "env": {**good["env"], **change}} for change in inside]
+        changes: list[dict[str, Any]] = [{"sha256": "0" * 64}, {"task": "no such task"}, {"rng": {}}, {"phase": "gone"}]
+        strange += [{**good, "env": {**good["env"], **change}} for change in changes]
         guard.reset(seed=1, options={"task": tasks[0]})
         self.play(guard, 2, 3)
         before = json.dumps(guard.get_state()), guard.describe()
@@ -209,21 +204,18 @@ class EnvContract:
 
     def test_calls_are_judged_before_they_are_played(self) -> None:
         guard = self.guard(on_invalid="reject")
-        tool = guard.tool
-        if not isinstance(tool, ToolSet):
+        tools = guard.tool
+        if not isinstance(tools, ToolSet):
             return
         guard.reset(seed=0)
         before, expert = guard.base.describe(), guard.expert_action()
-        for action in (*(guard.admissible() or ()), *tool.examples, *(() if expert is None else (expert,))):
-            assert tool.refuse(action) is None, f"{action} is no valid call: {tool.refuse(action)}"
-            assert tool.canonical(action) == action, f"{action} is not canonical, which is {tool.canonical(action)}"
-        for described in tool.tools:
-            wrong: list[dict[str, Any]] = [
-                {"no_such_argument": 1},
-                *({argument.name: []} for argument in described.arguments),
-            ]
+        for action in (*(guard.admissible() or ()), *tools.examples, *(() if expert is None else (expert,))):
+            assert tools.refuse(action) is None, f"{action} is no valid call: {tools.refuse(action)}"
+            assert tools.canonical(action) == action, f"{action} is not canonical, which is {tools.canonical(action)}"
+        for tool in tools.tools:
+            wrong: list[dict[str, Any]] = [{"no_such_argument": 1}, *({item.name: []} for item in tool.arguments)]
             for arguments in wrong:
-                info = guard.step(tool_call(described.name, **arguments))[4]
+                info = guard.step(tool_call(tool.name, **arguments))[4]
                 assert (info["verdict"], info["env_steps"]) == ("inadmissible", 0), f"{info['action']} was played"
                 assert guard.base.describe() == before, f"{info['action']} changed the environment"
         guard.step(tool_call("no_such_tool"))
@@ -255,9 +247,8 @@ class EnvContract:
         for task_id in self.some_tasks(guard):
             first = guard.reset(seed=1, options={"task": task_id})
             assert first[1]["task_id"] == task_id == guard.task.task_id, f"reset did not begin the task {task_id}"
-            assert first == twin.reset(seed=1, options={"task": task_id}), (
-                f"{task_id} begins differently in a second object"
-            )
+            again = twin.reset(seed=1, options={"task": task_id})
+            assert first == again, f"{task_id} begins differently in a second object"
             assert guard.task == twin.task, f"{task_id} has two identities"
             assert guard.task.env_id == plain_id(self.env_id)
             assert len(guard.task.sha256) == 64, "sha256 must be 64 hex digits"
@@ -296,12 +287,8 @@ class EnvContract:
         for env in (self.guard(), self.guard(channel="text"), self.guard(channel="tool"), self.guard().base):
             env.reset(seed=0)
             env.action_space.seed(0)
-            for text in (
-                *NONSENSE,
-                *HARD_TEXT,
-                np.str_("no such action"),
-                *(env.action_space.sample() for _ in range(20)),
-            ):
+            drawn = [env.action_space.sample() for _ in range(20)]
+            for text in (*NONSENSE, *HARD_TEXT, np.str_("no such action"), *drawn):
                 observation, reward, terminated, truncated, info = env.step(text)
                 check_info(info)
                 observation.encode("utf-8")
@@ -395,9 +382,9 @@ class EnvContract:
             assert first == [space.sample() for _ in range(5)], "samples do not follow the seed"
 
     def test_vector_environments_agree(self) -> None:
-        seen = {}
-        for mode, extra in _MODES.items():
-            envs = gym.make_vec(self.env_id, 2, vectorization_mode=mode, **extra, **self.make_kwargs)
+        played = {}
+        for mode, mode_kwargs in _MODES.items():
+            envs = gym.make_vec(self.env_id, 2, vectorization_mode=mode, **mode_kwargs, **self.make_kwargs)
             texts, infos = envs.reset(seed=4)
             rounds = [(texts, infos["task_id"].tolist(), infos["admissible_actions"].tolist())]
             for number in range(3):
@@ -409,14 +396,14 @@ class EnvContract:
                 rounds.append((texts, infos["verdict"].tolist(), infos["admissible_actions"].tolist()))
             envs.close()
             envs.close()
-            seen[mode] = rounds
+            played[mode] = rounds
         for number in range(2):
             guard = self.guard()
             alone, info = guard.reset(seed=4 + number)
-            first = seen["sync"][0]
+            first = played["sync"][0]
             assert (first[0][number], first[1][number]) == (alone, info["task_id"]), "a batch plays another episode"
-        assert seen["sync"] == seen["vector_entry_point"], "our vector environment differs from SyncVectorEnv"
-        assert seen["sync"] == seen["async"], "AsyncVectorEnv(shared_memory=False) differs from SyncVectorEnv"
+        assert played["sync"] == played["vector_entry_point"], "our vector environment differs from SyncVectorEnv"
+        assert played["sync"] == played["async"], "AsyncVectorEnv(shared_memory=False) differs from SyncVectorEnv"
 
 
 def check_contract(env_id: str, **make_kwargs: Any) -> None:

@@ -173,11 +173,11 @@ def read_calls(dialect: CallDialect, text: str) -> list[ParsedCall] | None:
     calls: list[ParsedCall] = []
     position = _after_space(text, 0)
     while position < len(text):
-        read = dialect.take(text, position) if len(calls) < MOST_CALLS else None
-        if read is None:
+        taken = dialect.take(text, position) if len(calls) < MOST_CALLS else None
+        if taken is None:
             return None
-        calls += read[0]
-        position = _after_space(text, read[1])
+        calls += taken[0]
+        position = _after_space(text, taken[1])
     return calls or None
 
 
@@ -407,8 +407,9 @@ class JsonCalls(_Marked):
     def _call(self, value: dict[str, Any]) -> ParsedCall:
         # models write either word
         arguments = value.get(self._arguments_key, value.get("arguments", value.get("parameters")))
-        id = value.get("id")
-        return ParsedCall(name=value[self._name_key], arguments=arguments, id=id if isinstance(id, str) else None)
+        call_id = value.get("id")
+        call_id = call_id if isinstance(call_id, str) else None
+        return ParsedCall(name=value[self._name_key], arguments=arguments, id=call_id)
 
     def take(self, text: str, start: int) -> tuple[list[ParsedCall], int] | None:
         inside = self._inside(text, start)
@@ -617,11 +618,8 @@ class TaggedCalls(_Headed):
         if head is None:
             example = self.write("NAME", {"ARGUMENT": "VALUE"}).replace("\n", " ")
             return f"the tool call must look like {example}"
-        end = min(
-            (position for position in (text.find(mark, head.end()) for mark in self.ends) if position >= 0),
-            default=None,
-        )
-        arguments = self._arguments(text[head.end() : end])
+        ends = [end for mark in self.ends if (end := text.find(mark, head.end())) >= 0]
+        arguments = self._arguments(text[head.end() : min(ends, default=None)])
         return arguments if isinstance(arguments, str) else ParsedCall(name=head["name"].strip(), arguments=arguments)
 
     def _arguments(self, text: str) -> dict[str, str] | str:

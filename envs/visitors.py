@@ -81,8 +81,8 @@ class Visitors(Generic[V]):
 
     def enter(self, name: str, make: Callable[[], V]) -> V:
         """A visitor's value, made if there is none. If there are too many visitors, the one away longest is dropped."""
-        if (found := self.get(name)) is not None:
-            return found
+        if (known := self.get(name)) is not None:
+            return known
         # made without the lock; another request of the same browser may still be first, and what it made stays
         fresh = make()
         with self._lock:

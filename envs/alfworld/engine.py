@@ -201,7 +201,7 @@ class NativeEngine:
     # --- what a command does and says
 
     def _play(self, verb: str, first: int, second: int) -> str:
-        """Changes the state as `command` does and returns the observation. The command must be possible."""
+        """Changes the state as a possible command does, whose meaning this is, and returns the observation."""
         game, state = self.game, self.state
         things, places = game.object_names, game.receptacle_names
         if verb == "go":
@@ -250,20 +250,15 @@ class NativeEngine:
         if verb == "help":
             return game.wording.help or NOTHING
         assert verb == "inventory", verb
-        return (
-            f"You are carrying: {listing([things[state.held]])}."
-            if state.held >= 0
-            else "You are not carrying anything."
-        )
+        return f"You are carrying: a {things[state.held]}." if state.held >= 0 else "You are not carrying anything."
 
     def _examine_receptacle(self, receptacle: int) -> str:
         name = self.game.receptacle_names[receptacle]
-        names = self.game.object_names
+        contents = listing([self.game.object_names[thing] for thing in self.state.contents[receptacle]])
         if receptacle not in self.problem.openable:
-            return f"On the {name}, you see {listing([names[i] for i in self.state.contents[receptacle]])}."
-        if receptacle not in self.state.opened:
-            return f"The {name} is closed."
-        return f"The {name} is open. In it, you see {listing([names[i] for i in self.state.contents[receptacle]])}."
+            return f"On the {name}, you see {contents}."
+        opened = receptacle in self.state.opened
+        return f"The {name} is open. In it, you see {contents}." if opened else f"The {name} is closed."
 
     def _examine_object(self, thing: int) -> str:
         state, unary, names = self.state, self.problem.unary, self.game.object_names
@@ -285,19 +280,14 @@ class NativeEngine:
         return f"There's nothing special about {name}."
 
     def _look(self) -> str:
-        state, names = self.state, self.game.receptacle_names
+        state, game = self.state, self.game
         receptacles = self.problem.receptacles_at[state.location]
         if not receptacles:
             return "You are in the middle of a room. Looking quickly around you, you see nothing."
-        facing = (
-            ", ".join(names[r] for r in receptacles[:-1])
-            + (", and " if len(receptacles) > 1 else "")
-            + names[receptacles[-1]]
-        )
+        *others, last = (game.receptacle_names[r] for r in receptacles)
+        facing = f"{', '.join(others)}, and {last}" if others else last
         # TextWorld knows `not_inreceptacle` only of objects that were taken out of that receptacle
-        moved = [
-            self.game.object_names[i] for i in state.at[state.location] for r in receptacles if i in state.taken[r]
-        ]
+        moved = [game.object_names[o] for o in state.at[state.location] for r in receptacles if o in state.taken[r]]
         return f"You are facing the {facing}. Next to it, you see {listing(moved)}."
 
 

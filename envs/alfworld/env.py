@@ -100,9 +100,7 @@ class ALFWorldEnv(TextEnv):
         if self._reworded:
             instructions = INSTRUCTIONS.replace(_MOVE, _OLD_PUT).replace(" / help", "")
             self.instructions = instructions  # type: ignore[misc]
-            examples = tuple(
-                re.sub(r"move (.+) to (.+)", r"put \1 in/on \2", example) for example in self.tool.examples
-            )
+            examples = tuple(re.sub(r"move (.+) to (.+)", r"put \1 in/on \2", text) for text in self.tool.examples)
             self.tool = replace(self.tool, examples=examples)  # type: ignore[misc]
         self._tasks: dict[tuple[str, int], Task] = {}
         self._task: Task | None = None

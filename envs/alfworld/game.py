@@ -44,8 +44,6 @@ from turngym.envs.alfworld.rule_digests import (
 
 KEYS = ("pddl_domain", "grammar", "pddl_problem")
 """What a game file must have; `walkthrough` and `solvable` are optional."""
-
-
 _BASINS_ALONE = "f4d4fa7f3eb0"
 """Digest of `CleanObject` in the domain file of alfworld's package (0.2 to 0.5), with which `alfworld-generate` makes
 games: only a basin cleans, while in the games of `alfworld-download` a receptacle of the type `SinkType` does, too."""
@@ -99,9 +97,8 @@ class Game:
             raise GameUnsupported(source, f"key 'pddl_problem': {_one_line(error)}") from error
         except (ValueError, RecursionError) as error:
             raise GameError(f"{source}: key 'pddl_problem': {_one_line(error)}") from error
-        if domain_digests(data["pddl_domain"])["cleanobject"] == _BASINS_ALONE and self.problem.receptacles_of(
-            "sinktype"
-        ):
+        only_basins_clean = domain_digests(data["pddl_domain"])["cleanobject"] == _BASINS_ALONE
+        if only_basins_clean and self.problem.receptacles_of("sinktype"):
             raise GameUnsupported(source, "it has a sink that is no basin, in which its domain cleans nothing")
         self._name()
 
@@ -213,10 +210,7 @@ def check_keys(data: Any, source: str) -> None:
     # half a surrogate pair in a key is a ValueError, too
     except ValueError as error:
         raise GameError(f"{source}: no game file: {error}; it needs {', '.join(KEYS)}") from error
-    for key, text in (
-        *((key, data[key]) for key in KEYS),
-        *(("walkthrough", line) for line in game.walkthrough or ()),
-    ):
+    for key, text in (*((key, data[key]) for key in KEYS), *(("walkthrough", line) for line in game.walkthrough or ())):
         if (problem := text_problem(text)) is not None:
             raise GameError(f"{source}: key {key!r} {problem}")
 

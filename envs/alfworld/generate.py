@@ -279,9 +279,8 @@ def place_receptacles(
     number = {spot: i for i, spot in enumerate(sorted(set(location)))}
     share = priors.openable
     opens = [draw.chance(share[t]) if config.mixed_openable else share[t] > 0.5 for t in types]
-    return tuple(
-        Receptacle(type=t, openable=o, location=number[spot]) for t, o, spot in zip(types, opens, location, strict=True)
-    )
+    rows = zip(types, opens, location, strict=True)
+    return tuple(Receptacle(type=t, openable=o, location=number[spot]) for t, o, spot in rows)
 
 
 def _pick_group(group: tuple[str, ...], types: list[str], free: set[int], draw: DrawStream) -> list[int]:

@@ -197,7 +197,7 @@ def parse_problem(text: str) -> Problem:
         members_of: list[set[int]] = [set() for _ in ids[second]]
         for member, group in pairs(name, first, second):
             members_of[group].add(member)
-        return tuple(tuple(sorted(group)) for group in members_of)
+        return tuple(tuple(sorted(indices)) for indices in members_of)
 
     def types(name: str, words: list[str]) -> tuple[str, ...]:
         type_of: dict[str, str] = {}
@@ -228,7 +228,7 @@ def parse_problem(text: str) -> Problem:
         contents=groups("inreceptacle", "object", "receptacle"),
         at=groups("objectatlocation", "object", "location"),
         # real games say of some objects that they are inside themselves
-        inside=tuple(tuple(a for a in things if a != holder) for holder, things in enumerate(inside)),
+        inside=tuple(tuple(o for o in things if o != holder) for holder, things in enumerate(inside)),
         unary={name: members(name, "object") for name in _OBJECT_PREDICATES},
         openable=members("openable", "receptacle"),
         opened=members("opened", "receptacle"),
@@ -309,8 +309,8 @@ def parse_goal(text: str) -> Goal:
     expression = stack[0][0]
     if len(expression) != 2 or expression[0] != ":goal":
         raise ValueError(f"its goal is not one complete expression: {excerpt(written, 200)}")
-    atoms = [_rename(*_flatten(part)) for part in _conjuncts(expression[1])]
-    goal = _place(atoms[0]) if len(atoms) == 1 else _look(atoms) if len(atoms) == 2 else None
+    parts = [_rename(*_flatten(part)) for part in _conjuncts(expression[1])]
+    goal = _place(parts[0]) if len(parts) == 1 else _look(parts) if len(parts) == 2 else None
     if goal is None:
         raise UnsupportedFacts(f"its goal is none of the known kinds: {written}")
     return goal
@@ -338,14 +338,14 @@ def _flatten(node: Any) -> tuple[dict[str, str], list[list[Any]]]:
 
 def _rename(types: dict[str, str], literals: list[list[Any]]) -> frozenset[tuple[str, ...]]:
     """Literals with variables called by their type and order of appearance: `object0`, `object1`, `receptacle0`."""
-    seen: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     for name, kind in types.items():
-        seen[name] = f"?{kind}{sum(variable.startswith(f'?{kind}') for variable in seen.values())}"
-    flat = []
+        renamed[name] = f"?{kind}{sum(variable.startswith(f'?{kind}') for variable in renamed.values())}"
+    atoms = []
     for literal in literals:
         words = ["not", *literal[1]] if literal[:1] == ["not"] and len(literal) == 2 else literal
-        flat.append(tuple(seen.get(str(word), str(word)) for word in words))
-    return frozenset(flat)
+        atoms.append(tuple(renamed.get(str(word), str(word)) for word in words))
+    return frozenset(atoms)
 
 
 def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
@@ -382,22 +382,22 @@ def _place(atoms: frozenset[tuple[str, ...]]) -> Goal | None:
 def _look(parts: list[frozenset[tuple[str, ...]]]) -> Goal | None:
     """The goal of looking at an object under a lamp; None if `parts` are not one."""
     # the lamp's half is the longer one, whichever is written first
-    lamp, thing = sorted(parts, key=len, reverse=True)
-    held = [atom[2] for atom in thing if atom[:2] == ("objecttype", "?object0")]
-    kind = [atom[2] for atom in lamp if atom[:2] == ("objecttype", "?object0")]
-    if len(held) != 1 or len(kind) != 1:
+    lamp_half, held_half = sorted(parts, key=len, reverse=True)
+    held_types = [atom[2] for atom in held_half if atom[:2] == ("objecttype", "?object0")]
+    lamp_types = [atom[2] for atom in lamp_half if atom[:2] == ("objecttype", "?object0")]
+    if len(held_types) != 1 or len(lamp_types) != 1:
         return None
-    if thing != {("objecttype", "?object0", held[0]), ("holds", "?agent0", "?object0")}:
+    if held_half != {("objecttype", "?object0", held_types[0]), ("holds", "?agent0", "?object0")}:
         return None
     under_lamp = {
-        ("objecttype", "?object0", kind[0]),
+        ("objecttype", "?object0", lamp_types[0]),
         ("toggleable", "?object0"),
         ("istoggled", "?object0"),
         ("receptacleatlocation", "?receptacle0", "?location0"),
         ("atlocation", "?agent0", "?location0"),
         ("inreceptacle", "?object0", "?receptacle0"),
     }
-    return LookGoal(object_type=held[0], lamp_type=kind[0]) if lamp == under_lamp else None
+    return LookGoal(object_type=held_types[0], lamp_type=lamp_types[0]) if lamp_half == under_lamp else None
 
 
 # --- names: `cabinet 6` for an id such as `cabinet_bar__plus_00_dot_65_bar_...`

@@ -181,8 +181,7 @@ class Planner:
     def _look(self, goal: LookGoal) -> str | None:
         held, problem = self.state.held, self.problem
         if held < 0:
-            targets = problem.objects_of(goal.object_type)
-            movable = problem.unary["pickupable"].intersection(targets)
+            movable = problem.unary["pickupable"] & problem.goal_objects
             return self._fetch(self.known.places(movable), goal.object_type)
         if problem.object_types[held] != goal.object_type:
             return self._drop()
@@ -199,21 +198,19 @@ class Planner:
 
     def _place(self, goal: PlaceGoal) -> str | None:
         held, problem = self.state.held, self.problem
-        targets = [
-            o for o in problem.objects_of(goal.object_type) if all(o in problem.unary[name] for name in goal.abilities)
-        ]
+        targets = problem.goal_objects
         spots = problem.receptacles_of(goal.receptacle_type)
         done = {r: self._done(r, targets, goal) for r in spots}
-        if goal.count > 1 and any(done.values()):  # both must end in the same one: stay with the fullest
+        # both must end in the same one: stay with the fullest
+        if goal.count > 1 and any(done.values()):
             spots = [max(spots, key=lambda r: (len(done[r]), -r))]
         if held < 0:
             placed = {(o, r) for r in spots for o in done[r]}
-            movable = problem.unary["pickupable"].intersection(targets)
+            movable = problem.unary["pickupable"] & targets
             options = [option for option in self.known.places(movable) if option not in placed]
             # the option whose whole trip (fetch, treat, bring) takes the fewest actions; the first of equals
-            return self._fetch(
-                sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))[:1], goal.object_type
-            )
+            options = sorted(options, key=lambda option: self._trip(option[0], option[1], spots, goal))
+            return self._fetch(options[:1], goal.object_type)
         if held not in targets:
             return self._drop()
         for flag in goal.flags:
@@ -234,8 +231,8 @@ class Planner:
             cost += 1 + (machine is None)
             position = machine if machine is not None else machines[0] if machines else position
         # a door that is opened to take something out stays open
-        doors = [self._steps_to(position, r) - (r == receptacle and self._closed(r)) for r in spots]
-        return cost + min(doors, default=0)
+        last_steps = [self._steps_to(position, r) - (r == receptacle and self._closed(r)) for r in spots]
+        return cost + min(last_steps, default=0)
 
     def _steps_to(self, position: int | None, receptacle: int) -> int:
         """Actions from `position` (a receptacle; None: the agent's) until `receptacle` is open before the agent."""
@@ -336,7 +333,7 @@ def search_order(kind: str) -> dict[str, int]:
     if name is None:
         return {}
     counts = priors.anywhere[name]
-    worth = {p: count / priors.opened[p][1] / (1 + (priors.openable[p] > 0.5)) for p, count in counts.items()}
+    worth = {r: count / priors.opened[r][1] / (1 + (priors.openable[r] > 0.5)) for r, count in counts.items()}
     ranked = sorted(worth, key=lambda receptacle: (-worth[receptacle], receptacle))
     return {f"{receptacle.lower()}type": rank for rank, receptacle in enumerate(ranked)}
 

@@ -103,10 +103,10 @@ def parse_grammar(text: str) -> Grammar:
         elif (kind, word) == ("word", "action"):
             name = next(tokens, ("", ""))[1]
             fields = {"template": "", "feedback": ""}
-            for inner, field in tokens:
+            for field_kind, field in tokens:
                 if field == "}":
                     break
-                if inner == "word" and field in ("template", "feedback", "grammar", "pddl"):
+                if field_kind == "word" and field in ("template", "feedback", "grammar", "pddl"):
                     fields[field] = _value(tokens, field)
             rules.update(_json_rules(fields.get("grammar", "{}")))
             actions[name.lower()] = fields["template"], fields["feedback"]

@@ -215,7 +215,8 @@ class SearchEnv(TextEnv):
         self._pending = None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        if self._pending is None and isinstance(action, str):  # no guard around: the action is the response
+        # no guard around: the action is the response
+        if self._pending is None and isinstance(action, str):
             self._pending = action
         return super().step(action)
 
@@ -291,9 +292,9 @@ class SearchEnv(TextEnv):
 
     def _get_state(self) -> Any:
         hits = [[hit.passage.id, hit.passage.title, hit.passage.text, float(hit.score)] for hit in self._hits]
-        plays = [[list(turn) for turn in self._log], self._pending, list(self._queries)]
+        log, queries = [list(turn) for turn in self._log], list(self._queries)
         # sorted: equal states give equal snapshots in every process
-        return [*plays, sorted(self._seen), hits, self._answer]
+        return [log, self._pending, queries, sorted(self._seen), hits, self._answer]
 
     def _set_state(self, state: Any) -> None:
         self._log, self._pending, self._queries, self._seen, hits, self._answer = msgspec.convert(state, _State)

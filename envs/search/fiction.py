@@ -295,10 +295,10 @@ class Namer:
         self._taken: set[str] = set()
         self._part, self._eval_share = config.part, config.eval_share
         # without the configuration's seed: all of its fictions share the parts of names
-        parts = rng if config.part is None else np.random.default_rng([config.version, 3])
-        self.firsts = self._coin(config.first_names, "first_end", parts)
-        self.lasts = self._coin(config.last_names, "last_end", parts)
-        self.stems = self._coin(config.places, None, parts)
+        parts_rng = rng if config.part is None else np.random.default_rng([config.version, 3])
+        self.firsts = self._coin(config.first_names, "first_end", parts_rng)
+        self.lasts = self._coin(config.last_names, "last_end", parts_rng)
+        self.stems = self._coin(config.places, None, parts_rng)
         self.adjectives = self._table["adjectives"][: config.title_words]
         self.nouns = self._table["nouns"][: config.title_words]
 
@@ -322,17 +322,17 @@ class Namer:
 
     def _title(self) -> str:
         rng = self._rng
-        adjective, noun = pick(rng, self.adjectives), " " + pick(rng, self.nouns)
+        adjective, noun = pick(rng, self.adjectives), pick(rng, self.nouns)
         form = 0 if self._plain else int(rng.integers(8))
         if form < 3:
-            return adjective + noun
+            return f"{adjective} {noun}"
         if form < 5:
-            return f"The {adjective}{noun}"
+            return f"The {adjective} {noun}"
         if form == 5:
-            return f"The{noun} and the {pick(rng, self.nouns)}"
+            return f"The {noun} and the {pick(rng, self.nouns)}"
         if form == 6:
-            return f"A{noun} for {pick(rng, self.firsts)}"
-        return f"The{noun} of {self._stem()}"
+            return f"A {noun} for {pick(rng, self.firsts)}"
+        return f"The {noun} of {self._stem()}"
 
     def _stem(self) -> str:
         return pick(self._rng, self.stems)
@@ -464,7 +464,7 @@ class _Maker:
         if kind == "person":
             return (self._namer.person(),)
         if kind in ("city", "region", "country"):
-            return (self._namer.place("city" if kind == "city" else kind),)
+            return (self._namer.place(kind),)
         if kind in SHARED:
             return (self._namer.title(),)
         if kind in ("company", "team"):
@@ -543,7 +543,7 @@ class _Linker:
                 )
 
     def _target(self, subject: Entity, relation: Relation) -> Entity | None:
-        """A person of the right kind, craft and age, most often of the same part; None if there is none."""
+        """An entity of the right kind, craft and age, most often of the same part; None if there is none."""
         rng = self._rng
         part = subject.part if rng.random() < self._config.kinship else None
         craft = CRAFTS.get(relation.name)
@@ -556,7 +556,7 @@ class _Linker:
         return None
 
     def _drawn(self, kind: str, part: str | None, craft: str | None) -> Entity | None:
-        """A random person of a kind, part and craft (None: any), popular ones more often; None where there is none."""
+        """A random entity of a kind, part and craft (None: any), popular ones more often; None where there is none."""
         key = kind, part, craft
         if key not in self._pools:
             members = [e for e in self._kinds[kind] if part in (None, e.part) and craft in (None, e.craft)]
@@ -586,9 +586,9 @@ class _Linker:
             year = subject.year if relation.name == "person.birthdate" else subject.year + int(rng.integers(50, 93))
             # up to 28, a day that every month has
             month, day = int(rng.integers(12)), int(rng.integers(1, 29))
-            name = self._words["months"][month]
-            value = f"{day} {name} {year}"
-            return value, (value, f"{name} {day}, {year}"), (year * 12 + month) * 31 + day
+            month_name = self._words["months"][month]
+            value = f"{day} {month_name} {year}"
+            return value, (value, f"{month_name} {day}, {year}"), (year * 12 + month) * 31 + day
         if relation.to == "number":
             number = int(10 ** float(rng.uniform(3.3, 6.2)))
             return f"{number:,}", (f"{number:,}", str(number)), number
@@ -598,7 +598,7 @@ class _Linker:
 
 
 FITS: dict[str, Callable[[Entity, Entity], bool]] = {
-    "person.father": lambda child, other: not other.female and 20 <= child.year - other.year <= 45,
-    "person.spouse": lambda one, other: one.female != other.female and abs(one.year - other.year) <= 12,
+    "person.father": lambda child, father: not father.female and 20 <= child.year - father.year <= 45,
+    "person.spouse": lambda person, spouse: person.female != spouse.female and abs(person.year - spouse.year) <= 12,
     "film.basis": lambda film, book: book.year < film.year,
 }

@@ -81,7 +81,8 @@ def generate_fictions(config: FictionConfig, split: str = "all") -> Iterator[Fic
 def one_fiction(config: FictionConfig, part: Part, number: int) -> FictionConfig:
     """The settings of one among several fictions."""
     training = part == "train"
-    counts = {family: (most[0], 0) if training else (0, most[1]) for family, most in config.questions.items()}
+    per_family = config.questions.items()
+    counts = {family: (train, 0) if training else (0, evaluation) for family, (train, evaluation) in per_family}
     seed = 2 * number + (not training)
     name = f"{config.name}-{part}{number}"
     # every configuration seed makes other fictions, every fiction has a seed of its own
@@ -280,13 +281,14 @@ SHARE_YES_NO = 0.3
 
 def inference(teller: Teller) -> QuestionDraft:
     """A question about two hops that have one name, such as a paternal grandfather."""
-    row = teller.one([row for row in KINSHIP if row[0] in teller.relations and row[1] in teller.relations])
-    subject = teller.one(teller.members(row[0].partition(".")[0]))
-    first = teller.only(subject, row[0])
-    second = teller.only(teller.target(first), row[1])
+    rows = [row for row in KINSHIP if row[0] in teller.relations and row[1] in teller.relations]
+    first_relation, second_relation, form = teller.one(rows)
+    subject = teller.one(teller.members(first_relation.partition(".")[0]))
+    first = teller.only(subject, first_relation)
+    second = teller.only(teller.target(first), second_relation)
     if second.target == subject.id:
         raise NoQuestion
-    return QuestionDraft(text=row[2].format(x=teller.mention(subject)), answers=second.answers, facts=(first, second))
+    return QuestionDraft(text=form.format(x=teller.mention(subject)), answers=second.answers, facts=(first, second))
 
 
 def comparison(teller: Teller) -> QuestionDraft:
@@ -299,10 +301,12 @@ def comparison(teller: Teller) -> QuestionDraft:
 def bridge_comparison(teller: Teller) -> QuestionDraft:
     """A comparison of the directors, authors or artists of two works; some are yes/no questions."""
     if teller.rng.random() < SHARE_YES_NO:
-        form = teller.one([row for row in SAME_BRIDGED if row[0] in teller.relations and row[1] in teller.relations])
-        return _yes_no(teller, form[2], _bridges(teller, form[0], form[1]))
-    row = teller.one([row for row in BRIDGED if row[0] in teller.relations and row[1] in teller.relations])
-    return _ordered(teller, row[2], row[3], _bridges(teller, row[0], row[1]))
+        rows = [row for row in SAME_BRIDGED if row[0] in teller.relations and row[1] in teller.relations]
+        first, second, form = teller.one(rows)
+        return _yes_no(teller, form, _bridges(teller, first, second))
+    ordered = [row for row in BRIDGED if row[0] in teller.relations and row[1] in teller.relations]
+    first, second, form, sign = teller.one(ordered)
+    return _ordered(teller, form, sign, _bridges(teller, first, second))
 
 
 def same(teller: Teller) -> QuestionDraft:
@@ -319,9 +323,8 @@ def _ordered(teller: Teller, form: str, sign: int, chains: tuple[Chain, Chain]) 
     if ends[0] == ends[1] or a.name == b.name:
         raise NoQuestion
     winner = a if (ends[0] < ends[1]) == (sign < 0) else b
-    return QuestionDraft(
-        text=form.format(a=a.name, b=b.name), answers=winner.answers, facts=_interleaved(chains), choice=True
-    )
+    text = form.format(a=a.name, b=b.name)
+    return QuestionDraft(text=text, answers=winner.answers, facts=_interleaved(chains), choice=True)
 
 
 def _yes_no(teller: Teller, form: str, chains: tuple[Chain, Chain]) -> QuestionDraft:
@@ -386,6 +389,6 @@ def vocabulary(config: FictionConfig) -> list[str]:
             for part in _SLOT.split(template):
                 phrases |= {part, part.rstrip("?.")}
     # several fictions put the same parts of names together, whichever part they are for
-    named = config if config.fictions is None else replace(config, part="train")
-    phrases |= Namer(named, np.random.default_rng([config.seed, config.version])).plain_parts(config.counts)
+    settings = config if config.fictions is None else replace(config, part="train")
+    phrases |= Namer(settings, np.random.default_rng([config.seed, config.version])).plain_parts(config.counts)
     return sorted(phrases.union(word for phrase in phrases for word in _WORD.findall(phrase)))

@@ -108,8 +108,8 @@ class Writer:
         early: list[_Sentence] = []
         late: list[_Sentence] = []
         for fact in self._facts.get(entity.id, []):
-            target = late if rng.random() < config.late else early
-            target.append(_Sentence(text=self._say(entity, fact, first=config.plain), fact=fact))
+            half = late if rng.random() < config.late else early
+            half.append(_Sentence(text=self._say(entity, fact), fact=fact))
         if config.plain:
             rng.shuffle(early)  # type: ignore[arg-type]
             return early
@@ -129,8 +129,9 @@ class Writer:
             lead.append(f"{self._refer(entity)} gave the world {entity.invention}.")
         sources = self._sources.get(entity.id, [])
         if sources and entity.kind in BACKLINKS:
-            works = [source for source in sources if source.kind != "person" or entity.kind != "person"]
-            named = [source for source in works if self._rng.random() < self._config.backlinks][:2]
+            # no person is remembered for another one
+            fitting = [source for source in sources if source.kind != "person" or entity.kind != "person"]
+            named = [source for source in fitting if self._rng.random() < self._config.backlinks][:2]
             sentence = BACKLINKS[entity.kind]
             lead += [sentence.format(s=self._refer(entity), o=_the(source, start=False)) for source in named]
         return lead
@@ -143,13 +144,12 @@ class Writer:
             return _a(craft)
         if kind == "company":
             return {"film": "a film studio", "album": "a record label", "book": "a publisher"}.get(craft, "a company")
-        return {"team": "a football club", "award": "an annual honour", "battle": "an episode of the war"}.get(
-            kind, _a(kind)
-        )
+        others = {"team": "a football club", "award": "an annual honour", "battle": "an episode of the war"}
+        return others.get(kind, _a(kind))
 
-    def _say(self, entity: Entity, fact: Fact, *, first: bool) -> str:
+    def _say(self, entity: Entity, fact: Fact) -> str:
         template = pick(self._rng, self._relations[fact.relation].say)
-        named = first or not template.startswith("{s}") or self._rng.random() < 0.4
+        named = self._config.plain or not template.startswith("{s}") or self._rng.random() < 0.4
         return template.format(s=entity.name if named else self._refer(entity), o=fact.value)
 
     def _refer(self, entity: Entity) -> str:
@@ -242,11 +242,11 @@ class Teller:
                 for kind in (None, entity.kind):
                     self._members.setdefault((part, kind), []).append(entity)
         for fact in graph.facts.values():
-            ends = {entities[end].part for end in (fact.subject, fact.target) if end is not None}
+            parts = {entities[end].part for end in (fact.subject, fact.target) if end is not None}
             if by_facts:
-                ends = {"eval" if self.rng.random() < config.eval_share else "train"}
+                parts = {"eval" if self.rng.random() < config.eval_share else "train"}
             # a fact with an end in either part is for neither
-            for part in ends if len(ends) == 1 else ():
+            for part in parts if len(parts) == 1 else ():
                 self._inside.setdefault((part, fact.subject), []).append(fact)
                 if fact.target is not None:
                     self._sources.setdefault((part, fact.target), []).append(fact)
@@ -328,8 +328,8 @@ class Teller:
         """Something else that the passage of `fact` says about its subject; empty where it says nothing else."""
         subject = self.graph.entities[fact.subject]
         same_passage = [f for f in self.inside(subject) if f is not fact and self.gold(f) == self.gold(fact)]
-        elsewhere = [f for f in same_passage if f.target is not None and f.target != fact.target]
-        return f", also connected with {self.one(elsewhere).value}," if elsewhere else ""
+        other_objects = [f for f in same_passage if f.target is not None and f.target != fact.target]
+        return f", also connected with {self.one(other_objects).value}," if other_objects else ""
 
     def hop(self, fact: Fact) -> str:
         """The query that finds one fact once its subject is known."""

@@ -58,7 +58,7 @@ def render(hits: Sequence[Hit], doc_format: DocFormat, budget: int | None = None
     return harmless("".join(texts))
 
 
-def shorten(text: str, budget: int, count: Count | None = None) -> str:
+def shorten(text: str, budget: int, count: Count | None) -> str:
     """The longest beginning of `text` with at most `budget` tokens that ends with a word (or, if need be, inside the
     first one)."""
     if budget <= 0:

@@ -95,26 +95,26 @@ def extract(question: str, passages: Sequence[Passage]) -> str:
 
     A choice ("A or B?") gives the half whose words the passages hold more often.
     """
-    normalized = normalize(question)
+    asked = normalize(question)
     if choice := _CHOICE.search(question):
         return max((choice[1].rpartition(", ")[2], choice[2]), key=lambda half: _support(half, passages)).strip()
     if _YES_NO.match(question):
         return "yes"
     # what the answer looks like: a number, a date, or else a name
     pattern = _NAME
-    if re.search(r"\bhow (?:many|much|old|long|far|tall)\b", normalized):
+    if re.search(r"\bhow (?:many|much|old|long|far|tall)\b", asked):
         pattern = _NUMBER
-    elif re.search(r"\bwhen\b|\b(?:what|which) (?:year|date)\b|\bdate of\b", normalized):
+    elif re.search(r"\bwhen\b|\b(?:what|which) (?:year|date)\b|\bdate of\b", asked):
         pattern = _DATE
-    wanted = {word for word in normalized.split() if word not in _COMMON}
+    wanted = {word for word in asked.split() if word not in _COMMON}
     votes: dict[str, float] = {}
     for rank, passage in enumerate(passages, 1):
         for sentence in _SENTENCE.split(f"{passage.title}. {passage.text}"):
             near = len(wanted.intersection(normalize(sentence).split()))
             for match in pattern.finditer(sentence):
                 span = match[0].strip(" .,-")
-                words = normalize(span)
-                if words and words not in normalized and words not in _COMMON:
+                normalized = normalize(span)
+                if normalized and normalized not in asked and normalized not in _COMMON:
                     votes[span] = votes.get(span, 0.0) + near / rank
     return max(votes, key=lambda span: (votes[span], span)) if votes else ""
 

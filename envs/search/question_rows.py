@@ -92,18 +92,18 @@ class _Aliases:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._found: dict[str, tuple[str, ...]] | None = None
+        self._by_id: dict[str, tuple[str, ...]] | None = None
 
     def of(self, answer_id: str) -> tuple[str, ...]:
         """The other names of an answer; none without a file of aliases, or if it does not list the answer."""
-        if self._found is None:
-            self._found = {}
+        if self._by_id is None:
+            self._by_id = {}
             form = '{"Q_id": "Q1", "aliases": [...], "demonyms": [...]}'
             for entry in read_rows(self.path, form, TaskError) if self.path.is_file() else ():
                 row = _Row(entry.value, f"{self.path}, {entry.place}", form)
                 names = (*row.texts("aliases", any_text=True), *row.texts("demonyms", any_text=True))
-                self._found[row.text("Q_id") or ""] = tuple(dict.fromkeys(names))
-        return self._found.get(answer_id, ())
+                self._by_id[row.text("Q_id") or ""] = tuple(dict.fromkeys(names))
+        return self._by_id.get(answer_id, ())
 
 
 def _question(value: Any, where: str, data_source: str, unnamed: str, aliases: _Aliases) -> Question:
@@ -111,14 +111,14 @@ def _question(value: Any, where: str, data_source: str, unnamed: str, aliases: _
     extra = row.inner("extra_info")
     split = extra.text("split") or row.text("split")
     question, answers = _asked_in(row, extra), _answers(row, aliases)
-    name = next((text for text in map(row.text, IDS) if text is not None and text not in _NO_ID), None)
-    if name is None:
+    row_id = next((text for text in map(row.text, IDS) if text is not None and text not in _NO_ID), None)
+    if row_id is None:
         index = extra.text("index")
-        name = _derived_id(question, answers) if index is None else f"{split}_{index}"
-    if "\0" in name:
-        raise row.wrong("id", name, "a text without NUL")
+        row_id = _derived_id(question, answers) if index is None else f"{split}_{index}"
+    if "\0" in row_id:
+        raise row.wrong("id", row_id, "a text without NUL")
     return Question(
-        id=name,
+        id=row_id,
         question=question,
         golden_answers=answers,
         data_source=(row.text("data_source") or data_source).removeprefix(_PREFIX) or data_source,
@@ -199,13 +199,13 @@ def _answers(row: _Row, aliases: _Aliases) -> tuple[str, ...]:
             f"{row.where}: the accepted answers are missing{row.blanks(ANSWERS)}; a row needs golden_answers, a text "
             f"or a list of texts; its fields are {brief(sorted(row.fields), 200)}"
         )
-    main, aliases_of = _accepted(row, field, value)
+    main, other_names = _accepted(row, field, value)
     if empty := [text for text in main if _blank(text)]:
         raise row.wrong(field, empty[0], "an answer that can be seen")
-    aliases_of += row.texts(ANSWER_ALIASES, any_text=True)
+    other_names += row.texts(ANSWER_ALIASES, any_text=True)
     if (answer_id := row.text("answer_id")) is not None:
-        aliases_of += aliases.of(answer_id)
-    accepted = main + tuple(text for text in dict.fromkeys(aliases_of) if text not in main and not _blank(text))
+        other_names += aliases.of(answer_id)
+    accepted = main + tuple(text for text in dict.fromkeys(other_names) if text not in main and not _blank(text))
     if set(accepted) == {_UNLABELED}:
         raise row.wrong(field, value, "a known answer; this split has none, take one that has, such as validation")
     if not accepted:
@@ -217,11 +217,8 @@ def _given_answers(row: _Row) -> Iterator[tuple[str, Any]]:
     """(field, value) of every field in which the row gives answers."""
     for name in ANSWERS:
         value = row.unfolded(name)
-        if (
-            isinstance(value, list)
-            and isinstance(row.fields[name], str)
-            and any(not isinstance(item, str | Mapping) for item in value)
-        ):
+        was_text = isinstance(value, list) and isinstance(row.fields[name], str)
+        if was_text and any(not isinstance(item, str | Mapping) for item in value):
             raise row.wrong(name, row.fields[name], "a text, or a text of JSON that is a list of texts")
         if value is not None:
             yield name, value

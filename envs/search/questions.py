@@ -52,13 +52,13 @@ class Question:
 
 def assert_disjoint(train: Iterable[Question], evaluation: Iterable[Question]) -> None:
     """Raise TaskError if a question is in both, by id or by its normalized words; names the first few."""
-    ids, words = set(), {}
+    ids, id_of_words = set(), {}
     for question in train:
         ids.add(question.task_id)
-        words[normalize(question.question)] = question.task_id
+        id_of_words[normalize(question.question)] = question.task_id
     shared = []
     for question in evaluation:
-        twin = question.task_id if question.task_id in ids else words.get(normalize(question.question))
+        twin = question.task_id if question.task_id in ids else id_of_words.get(normalize(question.question))
         if twin is not None:
             shared.append(question.task_id + ("" if twin == question.task_id else f" (in training as {twin})"))
     if shared:

@@ -25,7 +25,7 @@ MAX_QUERY = 2000
 class Searcher:
     """Searches for one question at a time. What it opens is shared by all environments of the process."""
 
-    def __init__(self, source: Source, retriever: Retriever | str | None, rerank: Reranker | str | None = None) -> None:
+    def __init__(self, source: Source, retriever: Retriever | str | None, rerank: Reranker | str | None) -> None:
         self._source = source
         self._given = retriever
         self._rerank = rerank
@@ -41,12 +41,12 @@ class Searcher:
         """
         try:
             corpus = self._source.corpus(question)
-            files, judge = self._stamps
-            opened = _opened(self._given, files, os.getpid()) if isinstance(self._given, str) else self._given
+            retriever_stamp, rerank_stamp = self._stamps
+            opened = _opened(self._given, retriever_stamp, os.getpid()) if isinstance(self._given, str) else self._given
             if opened is None and corpus is not None:
                 opened = own_retriever(corpus)
             if opened is not None:
-                rerank = _loaded(self._rerank, judge) if isinstance(self._rerank, str) else self._rerank
+                rerank = _loaded(self._rerank, rerank_stamp) if isinstance(self._rerank, str) else self._rerank
                 return opened if rerank is None else RerankingRetriever(opened, rerank)
         except RetrieverUnavailable as error:
             raise EnvBackendError(f"the retriever cannot be opened: {error}") from error
@@ -71,7 +71,7 @@ class Searcher:
 
 
 # one larger than the cache takes all of it; a value that does not fit would be built for every search
-@cached(LRUCache(_KEPT, getsizeof=lambda found: min(len(found), _KEPT)), key=lambda corpus: corpus.sha256)
+@cached(LRUCache(_KEPT, getsizeof=lambda retriever: min(len(retriever), _KEPT)), key=lambda corpus: corpus.sha256)
 def own_retriever(corpus: Corpus) -> BM25Retriever:
     """BM25 over `corpus` in this process. It is built once, and the last ones used are cached."""
     return BM25Retriever.from_passages(corpus.passages)

@@ -123,8 +123,8 @@ def open_source(
     if path.name.endswith(ENDINGS) or path.exists():
         if not path.is_file():
             raise TaskError(f"there is no question file {path}")
-        passages = None if corpus is None else _as_it_is(user_path(corpus))
-        return _file(_question_files(path), split or "all", passages)
+        corpus_file = None if corpus is None else _as_it_is(user_path(corpus))
+        return _file(_question_files(path), split or "all", corpus_file)
     valid = ["world", *MIXTURES, *SETS]
     wrong = next((name for name in names if name not in SETS), source)
     raise TaskError(
@@ -223,18 +223,18 @@ def _public_set(name: str, files: tuple[tuple[File, File], File | None]) -> tupl
 
 
 @lru_cache(maxsize=8)
-def _file(files: tuple[File, File], split: str, corpus: File | None) -> Source:
+def _file(files: tuple[File, File], split: str, corpus_file: File | None) -> Source:
     (path, _), _ = files
     questions = read_questions(path)
-    parts = dict.fromkeys(question.split for question in questions)
+    splits = dict.fromkeys(question.split for question in questions)
     _check_halves(questions)
-    if split != "all" and split not in parts:
-        raise TaskError(f"{path} has no split {split!r}; its splits are: {', '.join(parts)}, all")
+    if split != "all" and split not in splits:
+        raise TaskError(f"{path} has no split {split!r}; its splits are: {', '.join(splits)}, all")
     corpora: dict[str, Corpus] = {}
-    if corpus is not None:
-        passages = _read_corpus(corpus)
-        _check_gold(path, questions, passages)
-        corpora = dict.fromkeys((question.data_source for question in questions), passages)
+    if corpus_file is not None:
+        corpus = _read_corpus(corpus_file)
+        _check_gold(path, questions, corpus)
+        corpora = dict.fromkeys((question.data_source for question in questions), corpus)
     return _selected(path, questions, split, corpora)
 
 
@@ -259,10 +259,9 @@ def _completed(question: Question, data_source: str, titles: Mapping[str, str]) 
     """`question` with `train` or `eval` as its split, and the titles of gold passages as hops where none are known."""
     hops = question.hops or tuple(dict.fromkeys(titles[gold] for gold in question.gold_ids if gold in titles))
     # `dev`, `test` and the like are `eval`; a row that names no split is put on a side by its words
-    side = "train" if _is_training(question.split) else "eval"
-    return replace(
-        question, data_source=data_source, hops=hops, split=side if question.split else half(question.question)
-    )
+    named = "train" if _is_training(question.split) else "eval"
+    split = named if question.split else half(question.question)
+    return replace(question, data_source=data_source, hops=hops, split=split)
 
 
 def _selected(name: str, questions: Iterable[Question], split: str, corpora: Mapping[str, Corpus]) -> Source:

@@ -61,5 +61,5 @@ def written(response: str, action: str) -> str:
     for candidate in (response, f"{response}</{SEARCH}>", f"{response}</{ANSWER}>"):
         if canonical(candidate) == action:
             return cut(candidate, VERBS)
-    before, found, _ = _TOOL_CALL.sub(lambda _: action, response, count=1).partition(action)
-    return before + found if found else action
+    before, played, _ = _TOOL_CALL.sub(lambda _: action, response, count=1).partition(action)
+    return before + played if played else action

@@ -18,14 +18,7 @@ import numpy as np
 from turngym.core.redaction import brief, excerpt
 from turngym.core.sequences import LazySequence
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries
-from turngym.envs.webshop.products import (
-    Instruction,
-    Product,
-    ShopDataError,
-    encode_product,
-    parse_pricing,
-    price_text,
-)
+from turngym.envs.webshop.products import Instruction, Product, ShopDataError, encode_product, parse_pricing, price_text
 from turngym.retrieval.bm25_retriever import LuceneIndex
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
@@ -113,16 +106,13 @@ def parse_product(
     if extra is not None:
         entry = _typed(extra, _SyntheticEntry if human is None else _Entry, f"{where}: its entry among the attributes")
     if human is not None:
-        where_humans = f"{where}: its human instructions"
-        people = _typed(human.get(asin), list[dict[str, Any]] | None, where_humans) or ()
+        where_human = f"{where}: its human instructions"
+        orders = _typed(human.get(asin), list[dict[str, Any]] | None, where_human) or ()
         # those without attributes cannot be scored
-        for human_entry in _typed(
-            [human_entry for human_entry in people if human_entry.get("instruction_attributes") != []],
-            list[_Human],
-            where_humans,
-        ):
-            wanted, options = tuple(human_entry.instruction_attributes), tuple(human_entry.instruction_options)
-            instructions.append(Instruction(text=human_entry.instruction, attributes=wanted, options=options))
+        scorable = [order for order in orders if order.get("instruction_attributes") != []]
+        for order in _typed(scorable, list[_Human], where_human):
+            wanted, options = tuple(order.instruction_attributes), tuple(order.instruction_options)
+            instructions.append(Instruction(text=order.instruction, attributes=wanted, options=options))
     elif not isinstance(entry, _SyntheticEntry):
         raise ShopDataError(f"{where} is not in the attributes file, which synthetic goals need for every product")
     elif entry.instruction is not None:
@@ -131,8 +121,7 @@ def parse_product(
         instructions.append(Instruction(text=entry.instruction, attributes=tuple(entry.instruction_attributes)))
     choices = record.customization_options or {}
     if not isinstance(choices, dict):
-        where_humans = brief(choices, 60)
-        raise ShopDataError(f"{where}: customization_options is {where_humans}; valid: '' or an object of lists")
+        raise ShopDataError(f"{where}: customization_options is {brief(choices, 60)}; valid: '' or an object of lists")
     bullets, images = record.small_description, record.images or ""
     prices = parse_pricing(item.get("pricing"), where)
     return Product(
@@ -146,7 +135,7 @@ def parse_product(
         product_category=record.product_category,
         attributes=tuple(entry.attributes),
         options={
-            name.lower(): tuple(human_entry.value.strip().replace("/", " | ").lower() for human_entry in values)
+            name.lower(): tuple(choice.value.strip().replace("/", " | ").lower() for choice in values)
             for name, values in choices.items()
             if values is not None
         },

@@ -262,13 +262,10 @@ class WebShopEnv(TextEnv):
         return str(self.goal.index)
 
     def _apply(self, action: str) -> Outcome:
-        refused = self._refusal(action) is not None
-        if refused and self.strict_admissible:
+        if self.check(action) is not None:
             return Outcome(observation=self._view.observation, verdict=Verdict.INADMISSIBLE)
-        before = self._state
-        after = play(
-            self.shop, self.goal, self.quirks, before, parse_action(action), self._view.clickables, self._session
-        )
+        before, parsed, labels = self._state, parse_action(action), self._view.clickables
+        after = play(self.shop, self.goal, self.quirks, before, parsed, labels, self._session)
         if after is not None and after != before:
             self._show(after)
         observation = self._history.step(action, self._view.observation)
@@ -276,9 +273,8 @@ class WebShopEnv(TextEnv):
             return Outcome(observation=observation, verdict=Verdict.INADMISSIBLE)
         if after.kind == "done":
             marked = f"{observation}\n[WEBSHOP_FINAL_SCORE={self.score:.6f}]"
-            return Outcome(
-                observation=marked, reward=self.score if self._pays == "score" else float(self.success), terminated=True
-            )
+            paid = self.score if self._pays == "score" else float(self.success)
+            return Outcome(observation=marked, reward=paid, terminated=True)
         return Outcome(observation=observation, verdict=Verdict.NO_EFFECT if after == before else Verdict.OK)
 
     def _refusal(self, action: str) -> str | None:
@@ -301,9 +297,9 @@ class WebShopEnv(TextEnv):
         return [self._state.record(), self._history.get_state()]
 
     def _set_state(self, state: Any) -> None:
-        page, history = state
+        session, history = state
         history = msgspec.convert(history, tuple[list[str], list[str]])
-        self._show(SessionState.read(page, self.shop))
+        self._show(SessionState.read(session, self.shop))
         self._history.set_state(history)
 
     def _close(self) -> None:
@@ -312,18 +308,17 @@ class WebShopEnv(TextEnv):
 
     def _reopen(self) -> None:
         """Take a shop: one use of it, which `_close` gives back, or the caller's."""
-        arguments = self._given
-        if arguments is None:
-            chosen: dict[str, Any] = {"price_seed": self._price_seed, "tagger": self._tagger}
+        opened = self._given
+        if opened is None:
+            arguments: dict[str, Any] = {"price_seed": self._price_seed, "tagger": self._tagger}
             # left out where not given: the default itself belongs to the key under which a shop is shared
-            opened = open_shop(self._profile, self._data, **{k: v for k, v in chosen.items() if v is not None})
-        else:
-            opened = arguments
+            given = {name: value for name, value in arguments.items() if value is not None}
+            opened = open_shop(self._profile, self._data, **given)
         try:
             self._splits = opened.splits(self._chosen_splits)
             listed = listed_goals(self._splits, self._split)
         except BaseException:
-            if arguments is None:
+            if self._given is None:
                 opened.close()
             raise
         self._opened = opened
@@ -337,7 +332,7 @@ class History:
 
     __slots__ = ("_actions", "_observations", "actions", "observations")
 
-    def __init__(self, observations: int = 0, actions: int = 0) -> None:
+    def __init__(self, observations: int, actions: int) -> None:
         """How many of each are shown."""
         for name, value in (("num_prev_obs", observations), ("num_prev_actions", actions)):
             checked_int(name, value, 0)

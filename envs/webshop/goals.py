@@ -114,7 +114,7 @@ class Goals(LazySequence[Goal]):
         *,
         kind: Kind,
         product: Callable[[int], Product],
-        order: np.ndarray | None = None,
+        order: np.ndarray | None,
     ) -> None:
         """Draws the price caps of all goals.
 
@@ -145,7 +145,7 @@ class Goals(LazySequence[Goal]):
 
     def __iter__(self) -> Iterator[Goal]:
         # past the cache, from which a walk over all goals would push those that are played
-        return (self._make(number) for number in range(len(self)))
+        return (self._make(index) for index in range(len(self)))
 
     def _make(self, index: int) -> Goal:
         position = int(self.order[index])
@@ -249,8 +249,7 @@ def make_splits(
         names = [part_of(goal.asin) for goal in goals]
         parts = {split: tuple(i for i, name in enumerate(names) if name == split) for split in ("eval", TRAIN)}
     else:
-        shop_splits = ["generated"] if part_of else [PRODUCTS]
-        valid = ["turnopd", *([] if part_of else ["papers"]), *shop_splits]
+        valid = ["turnopd", *(["generated"] if part_of else ["papers", PRODUCTS])]
         raise ShopDataError(
             f"splits is {scheme!r}; for profile {profile.name!r} valid: {', '.join(valid)}"
             " ('papers' needs a real shop, 'generated' a generated one, which has its products apart already)"
@@ -304,19 +303,19 @@ class GoalIds(LazySequence[str]):
         return f"{self._prefix}{self._listed[index]}"
 
     def __contains__(self, task_id: object) -> bool:
-        return isinstance(task_id, str) and self._number(task_id) is not None
+        return isinstance(task_id, str) and self._numbers(task_id) is not None
 
     def goal_of(self, task_id: str) -> tuple[int, int | None]:
         """The goal's number, and the seed of its prices; None for the shop's own.
 
         Raises TaskError for an id of another shop and for a number that does not exist.
         """
-        goal = self._number(task_id)
-        if goal is None:
+        numbers = self._numbers(task_id)
+        if numbers is None:
             raise TaskError(f"task {task_id!r} is not one of {self._prefix}0 to {self._prefix}{self._goals - 1}")
-        return goal
+        return numbers
 
-    def _number(self, task_id: str) -> tuple[int, int | None] | None:
+    def _numbers(self, task_id: str) -> tuple[int, int | None] | None:
         match = _NUMBERS.fullmatch(task_id.removeprefix(self._prefix)) if task_id.startswith(self._prefix) else None
         if match is None or int(match["goal"]) >= self._goals:
             return None

@@ -256,8 +256,8 @@ def record_nouns(
 def _tagged(catalog: Catalog, pipeline: Pipeline, building: Path, progress: Progress | None) -> dict[int, bytes]:
     """The nouns of every title by its key. They are written in parts, which are read again after a kill."""
     rows: dict[int, bytes] = {}
-    parts = sorted(path for path in building.glob("part-*") if (path / MANIFEST).exists())
-    for table in map(NounTable, parts):
+    written = sorted(path for path in building.glob("part-*") if (path / MANIFEST).exists())
+    for table in map(NounTable, written):
         rows |= {key: table.spans(key).tobytes() for key in table.keys.tolist()}  # type: ignore[union-attr]
     tables = [table for table in _tables(building.parent) if table.name == pipeline.name]
     seen = set(rows)
@@ -280,14 +280,15 @@ def _tagged(catalog: Catalog, pipeline: Pipeline, building: Path, progress: Prog
                 progress("finding nouns", row + 1)
 
     titles = wanted()
+    number = len(written)
     while part := list(islice(titles, PART)):
         nouns = (spans.astype(np.uint16).tobytes() for spans in pipeline.spans(part))
         new = dict(zip(map(title_key, part), nouns, strict=True))
         # written elsewhere first: a killed process leaves no half of a part
         shutil.rmtree(building / "new", ignore_errors=True)
         write_table(building / "new", pipeline.name, new)
-        (building / "new").rename(building / f"part-{len(parts):06}")
-        parts.append(building)
+        (building / "new").rename(building / f"part-{number:06}")
+        number += 1
         rows |= new
     return rows
 
@@ -298,7 +299,8 @@ def _tables(shops: Path) -> Iterator[NounTable]:
         if (folder / MANIFEST).exists():
             try:
                 yield NounTable(folder)
-            except ShopDataError:  # whoever opens that shop is told
+            # whoever opens that shop is told
+            except ShopDataError:
                 continue
 
 

@@ -126,16 +126,16 @@ def _path(page: Page, kind: str = "", **changed: object) -> str:
     """Address of a page of this session, percent-encoded; `changed` may be number, asin, options, sub."""
     if not kind:
         return f"/{quote(page.session, safe='')}"
-    parts: Mapping[str, object] = {"number": page.number, "options": dict(page.options)} | changed
+    fields: Mapping[str, object] = {"number": page.number, "options": dict(page.options)} | changed
     words = quote(str(list(page.keywords)), safe="")
     path = f"/{kind}/{quote(page.session, safe='')}"
     if kind == "search_results":
-        return f"{path}/{words}/{parts['number']}"
-    asin, options = quote(str(parts.get("asin", page.asin)), safe=""), quote(str(parts["options"]), safe="")
+        return f"{path}/{words}/{fields['number']}"
+    asin, options = quote(str(fields.get("asin", page.asin)), safe=""), quote(str(fields["options"]), safe="")
     if kind == "done":
         return f"{path}/{asin}/{options}"
-    middle = f"/{parts['sub']}" if "sub" in parts else ""
-    return f"{path}/{asin}/{words}/{parts['number']}{middle}/{options}"
+    sub = f"/{fields['sub']}" if "sub" in fields else ""
+    return f"{path}/{asin}/{words}/{fields['number']}{sub}/{options}"
 
 
 def _form(path: str, label: str, classes: str) -> str:
@@ -205,8 +205,8 @@ def _sub(page: Page, product: Product) -> list[str]:
         inner = ["<ul>", *(f'<li><p class="product-info">{text}</p></li>' for text in texts), "</ul>"]
     elif page.sub == "Attributes":
         listed = [f'<li><p class="attribute">{text}</p></li>' for text in texts[:-3]]
-        keys = zip(("category", "query", "product_category"), texts[-3:], strict=True)
-        inner = ["<ul>", *listed, "</ul>", *(f'<h5 class="product-{key}">{text}</h5>' for key, text in keys)]
+        headings = zip(("category", "query", "product_category"), texts[-3:], strict=True)
+        inner = ["<ul>", *listed, "</ul>", *(f'<h5 class="product-{name}">{text}</h5>' for name, text in headings)]
     else:
         inner = []
     return [f'<div name="{_SUB_NAMES.get(page.sub, "reviews")}">', *inner, "</div>"]

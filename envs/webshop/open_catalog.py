@@ -22,22 +22,11 @@ import numpy as np
 
 from turngym.core.errors import RetrievalError
 from turngym.core.manifest import Files, changed_files, describe_files, read_manifest, write_manifest
-from turngym.core.memory_mapped import (
-    ArrayWriter,
-    BlobStore,
-    BlobWriter,
-    map_array,
-)
+from turngym.core.memory_mapped import ArrayWriter, BlobStore, BlobWriter, map_array
 from turngym.core.rows import path_stamp, read_array, read_object
 from turngym.core.task import content_hash
 from turngym.core.user_files import json_of, user_path
-from turngym.envs.webshop.catalog import (
-    Catalog,
-    MemoryCatalog,
-    pricing_row,
-    read_products,
-    search_text,
-)
+from turngym.envs.webshop.catalog import Catalog, MemoryCatalog, pricing_row, read_products, search_text
 from turngym.envs.webshop.catalog_config import find_config
 from turngym.envs.webshop.generate import generate_catalog
 from turngym.envs.webshop.goals import GoalCollector, GoalEntries, shuffled
@@ -81,9 +70,9 @@ def load_catalog(profile: ShopProfile, data: str | os.PathLike[str] | None, *, p
         return MemoryCatalog(products(None))
     # named after everything that fixes the content, so that each content is built once
     root = cache_folder()
-    origin = [file_hash(path, root) for path in paths]
-    parts = {"source": origin, "kind": profile.kind, "num_products": None, "format": FORMAT}
-    folder = root / "webshop" / content_hash(parts)[:32]
+    hashes = [file_hash(path, root) for path in paths]
+    content = {"source": hashes, "kind": profile.kind, "num_products": None, "format": FORMAT}
+    folder = root / "webshop" / content_hash(content)[:32]
     if not (folder / "manifest.json").exists():
         build_folder(folder, products, profile.kind, progress)
     return MappedCatalog(folder)
@@ -155,10 +144,7 @@ def staged_entries(folder: Path, members: Iterable[tuple[str, Any]]) -> Callable
 
 
 def build_folder(
-    folder: Path,
-    products: Callable[[Path], Iterable[Product]],
-    kind: Kind,
-    progress: Progress | None = None,
+    folder: Path, products: Callable[[Path], Iterable[Product]], kind: Kind, progress: Progress | None = None
 ) -> None:
     """Write a shop into `folder`, which appears only when it is complete.
 
@@ -183,7 +169,8 @@ def build_folder(
         write_manifest(part / "manifest.json", manifest)
         try:
             part.rename(folder)
-        except OSError:  # another process was first
+        # another process was first
+        except OSError:
             if not (folder / "manifest.json").exists():
                 raise
 

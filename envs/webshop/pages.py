@@ -149,14 +149,14 @@ def _head(kind: Kind, instruction: str, number: int, total: int, has_next: bool)
     if kind == "search":
         start: tuple[Node, ...] = (("text", "WebShop"), ("text", "Instruction: "))
         return (*start, *visible("text", instruction), ("button", SEARCH_BUTTON))
-    nodes: list[Node] = [("text", "Instruction:"), *visible("text", instruction), ("button", BACK_TO_SEARCH)]
+    head: list[Node] = [("text", "Instruction:"), *visible("text", instruction), ("button", BACK_TO_SEARCH)]
     if kind == "results":
-        nodes.append(("text", f"Page {number} (Total results: {total})"))
+        head.append(("text", f"Page {number} (Total results: {total})"))
     if kind != "results" or number > 1:
-        nodes.append(("button", PREV_PAGE))
+        head.append(("button", PREV_PAGE))
     if kind == "results" and has_next:
-        nodes.append(("button", NEXT_PAGE))
-    return tuple(nodes)
+        head.append(("button", NEXT_PAGE))
+    return tuple(head)
 
 
 def sub_texts(product: Product, sub: str) -> tuple[str, ...]:
@@ -176,15 +176,9 @@ def done_texts(asin: str, options: Mapping[str, str], score: float) -> tuple[str
     purchased = ("asin", asin, "options", options_json(options), "attrs", "None", "category", "None", "query", "None")
     # misspelt as on the original's page
     target = ("asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query")
+    thanks = ("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)")
     return (
-        *(
-            "Thank you for shopping with us!",
-            "Your code: ",
-            "None",
-            " (Paste it in your MTurk interface.)",
-            "Purchased",
-        ),
-        *(*purchased, "product category", "None", "Target", *target),
+        *(*thanks, "Purchased", *purchased, "product category", "None", "Target", *target),
         *("Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)", str(score), "Reward Details ", "None"),
     )
 

@@ -81,22 +81,22 @@ def encode_product(product: Product) -> bytes:
     """One line of JSON that `decode_product` reads back; equal products have equal bytes."""
     orders = [[order.text, order.attributes, order.options] for order in product.instructions]
     values = [getattr(product, name) for name in _PLAIN]
-    return json.dumps([*values, list(product.options.items()), orders], ensure_ascii=False).encode(
-        "utf-8", "surrogatepass"
-    )
+    record = json.dumps([*values, list(product.options.items()), orders], ensure_ascii=False)
+    return record.encode("utf-8", "surrogatepass")
 
 
 def decode_product(record: bytes) -> Product:
     """The inverse of `encode_product`."""
     *values, options, orders = json_of(record.decode("utf-8", "surrogatepass"))
     plain: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in zip(_PLAIN, values, strict=True)
+        name: tuple(value) if isinstance(value, list) else value for name, value in zip(_PLAIN, values, strict=True)
     }
     instructions = tuple(
-        Instruction(text=text, attributes=tuple(wanted), options=None if values is None else tuple(values))
-        for text, wanted, values in orders
+        Instruction(text=text, attributes=tuple(wanted), options=None if chosen is None else tuple(chosen))
+        for text, wanted, chosen in orders
     )
-    return Product(**plain, options={name: tuple(v) for name, v in options}, instructions=instructions)
+    values_of = {name: tuple(values) for name, values in options}
+    return Product(**plain, options=values_of, instructions=instructions)
 
 
 # --- prices: read from the files' texts, and drawn as the original draws them from its one global random stream

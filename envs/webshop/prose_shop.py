@@ -189,11 +189,12 @@ def _dressed(config: CatalogConfig, draft: ProductDraft, rng: np.random.Generato
     for _ in draft.is_ + draft.has:
         places.append("attributes" if rng.random() < config.hidden else one_of(rng, open_places))
     price = round(float(rng.integers(low, high)) + one_of(rng, (0.0, 0.49, 0.5, 0.95, 0.99)), 2)
-    kind = rng.random()
+    kind_of_price = rng.random()
     prices: tuple[float, ...] = (price,)
-    if kind < config.unpriced * 1.25:  # dear twins always have one price
+    # dear twins always have one price
+    if kind_of_price < config.unpriced * 1.25:
         prices = ()
-    elif kind < (config.unpriced + config.ranged) * 1.25:
+    elif kind_of_price < (config.unpriced + config.ranged) * 1.25:
         prices = (price, round(price + 2.0 + float(rng.integers(18)), 2))
     blank = bool(rng.random() < config.blank_bullet)
     return replace(draft, places=tuple(places), price=prices, described=described, blank=blank)

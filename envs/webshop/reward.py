@@ -62,8 +62,8 @@ class ProductFacts:
 
     def has_attribute(self, wanted: str) -> bool:
         """Whether the product lists about these words as an attribute, or has them in title, bullets or description."""
-        listed = processed(wanted)
-        return any(matches(text, listed) for text in self.attributes) or any(wanted in text for text in self.texts)
+        compared = processed(wanted)
+        return any(matches(text, compared) for text in self.attributes) or any(wanted in text for text in self.texts)
 
 
 def compute_reward(
@@ -116,6 +116,10 @@ def type_reward(goal: Goal, bought: ProductFacts, tagger: NounTagger) -> tuple[f
     return r_type, query_match, category_match, title_score
 
 
+_Choices = dict[int, tuple[int, dict[str, str]]]
+"""Which wanted options are met, as bits -> the choices that meet them, after how many are literally wanted ones."""
+
+
 def best_purchase(
     goal: Goal, product: Product, facts: ProductFacts, price: float, tagger: NounTagger
 ) -> tuple[Reward, dict[str, str]]:
@@ -130,31 +134,29 @@ def best_purchase(
     """
     wanted = wanted_options(goal)
     literal = {option if isinstance(option, str) else option[1] for option in goal.goal_options}
-    reached: dict[int, tuple[int, dict[str, str]]] = {0: (0, {})}
+    reached: _Choices = {0: (0, {})}
     for name, values in product.options.items():
-        step: dict[int, tuple[int, dict[str, str]]] = {}
+        choices: _Choices = {}
         for value in values:
             text = processed(simplify_value(value))
             met = sum(1 << bit for bit, option in enumerate(wanted) if matches(text, option))
-            pair = (name, value) in goal.goal_options or (goal.kind == "human" and value in literal)
-            if met not in step or step[met][0] < pair:
-                step[met] = (int(pair), {name: value})
-        reached = _unions(reached, step) if step else reached
+            is_literal = (name, value) in goal.goal_options or (goal.kind == "human" and value in literal)
+            if met not in choices or choices[met][0] < is_literal:
+                choices[met] = (int(is_literal), {name: value})
+        reached = _unions(reached, choices) if choices else reached
     mask = max(reached, key=lambda met: (met.bit_count(), reached[met][0]))
     n_att = sum(facts.has_attribute(text) for text in goal.attributes)
     reward = _compose(goal, facts, n_att, mask.bit_count(), price <= goal.price_upper, tagger)
     return reward, reached[mask][1]
 
 
-def _unions(
-    reached: dict[int, tuple[int, dict[str, str]]], step: dict[int, tuple[int, dict[str, str]]]
-) -> dict[int, tuple[int, dict[str, str]]]:
-    unions: dict[int, tuple[int, dict[str, str]]] = {}
-    for before, (score, chosen) in reached.items():
-        for met, (literal, choice) in step.items():
+def _unions(reached: _Choices, choices: _Choices) -> _Choices:
+    unions: _Choices = {}
+    for before, (literal_before, chosen) in reached.items():
+        for met, (literal, choice) in choices.items():
             union = before | met
-            if union not in unions or unions[union][0] < score + literal:
-                unions[union] = (score + literal, chosen | choice)
+            if union not in unions or unions[union][0] < literal_before + literal:
+                unions[union] = (literal_before + literal, chosen | choice)
     return unions
 
 

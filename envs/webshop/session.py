@@ -33,11 +33,10 @@ from turngym.envs.webshop.actions import (
 )
 from turngym.envs.webshop.goals import Goal
 from turngym.envs.webshop.reward import Reward
-from turngym.envs.webshop.shop import Shop
+from turngym.envs.webshop.shop import RESULTS, Shop
 
 Kind = Literal["search", "results", "item", "sub", "done"]
 BASE_URL = "http://127.0.0.1:3000"
-MOST_RESULTS = 50
 _SUB_PAGES: Mapping[str, SubPage] = {name.lower(): name for name in SUB_PAGES}
 _ROUTES = ((RESULTS_ROUTE, "results"), ("item_page", "item"), ("item_sub_page", "sub"), ("done", "done"))
 
@@ -169,7 +168,7 @@ def _backdoor(shop: Shop, goal: Goal, state: SessionState, keywords: tuple[str, 
     if key == "<r>":
         products = shop.products
         # a str as seed goes through SHA-512: the same draw in every process
-        rows = Random(f"{goal.index}:{state.searches}").sample(range(len(products)), min(MOST_RESULTS, len(products)))
+        rows = Random(f"{goal.index}:{state.searches}").sample(range(len(products)), min(RESULTS, len(products)))
         return tuple(products[row].asin for row in rows)
     if key == "<c>":
         wanted = others[0].strip() if others else None

@@ -116,8 +116,8 @@ class Shop:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides products, prices, goals and scores."""
-        parts = {"products": self.products.sha256, "kind": self.profile.kind, "price_seed": self.price_seed}
-        return content_hash({**parts, "tagger": self.tagger.name, "goals": len(self.goals)})
+        content = {"products": self.products.sha256, "kind": self.profile.kind, "price_seed": self.price_seed}
+        return content_hash({**content, "tagger": self.tagger.name, "goals": len(self.goals)})
 
     @property
     def scoring(self) -> dict[str, str]:
@@ -272,7 +272,7 @@ def goal_task(shop: Shop, goal: Goal, split: str | None = None, task_id: str | N
     product = shop.product(goal.asin)
     assert product is not None
     task_id = task_id or f"{shop.profile.name}/{goal.index}"
-    parts = {
+    content = {
         "task_id": task_id,
         "text": goal.instruction_text,
         "price_upper": goal.price_upper,
@@ -290,10 +290,10 @@ def goal_task(shop: Shop, goal: Goal, split: str | None = None, task_id: str | N
         "product_category": product.product_category,
         "price": shop.price(goal.asin),
     }
-    named = shop.splits().name_of(goal.index) if split is None else split
+    split = shop.splits().name_of(goal.index) if split is None else split
     category = goal.category or "other"
     return Task(
-        env_id=ENV_ID, task_id=task_id, sha256=content_hash(parts), split=named, category=category, cluster=goal.asin
+        env_id=ENV_ID, task_id=task_id, sha256=content_hash(content), split=split, category=category, cluster=goal.asin
     )
 
 

@@ -88,9 +88,9 @@ def terse_records(config: CatalogConfig) -> Iterator[tuple[dict[str, Any], dict[
 def terse_kinds(config: CatalogConfig) -> list[tuple[str, str]]:
     """(department, kind) pairs of a terse shop, departments in turn."""
     kinds = [
-        (department, row[turn])
+        (department, kinds_of[turn])
         for turn in range(len(PRODUCT_KINDS["home"]))
-        for department, row in PRODUCT_KINDS.items()
+        for department, kinds_of in PRODUCT_KINDS.items()
     ]
     if not 1 <= config.kinds <= len(kinds):
         raise ShopDataError(

@@ -66,8 +66,7 @@ def chips(page: Page, scene: ShopScene) -> Iterator[tuple[str, list[OptionButton
     if page.product is None:
         return
     for name, values in page.product.options.items():
-        chosen = page.options.get(name)
-        labels, quirks = scene.clickables, scene.quirks
+        chosen, labels, quirks = page.options.get(name), scene.clickables, scene.quirks
         yield name, [OptionButton(v, chosen == v, click_on(v, labels, quirks) is not None) for v in values]
 
 
@@ -227,7 +226,6 @@ def create_app(shop: Shop, settings: WebSettings | None = None, record: Record |
     app.add_url_rule("/start", view_func=web.begin, methods=["POST"])
     app.add_url_rule("/shop", view_func=web.look, methods=["GET"])
     app.add_url_rule("/act", view_func=web.act, methods=["POST"])
-
     return app
 
 

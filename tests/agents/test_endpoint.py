@@ -104,14 +104,14 @@ def test_a_slow_answer_holds_up_nobody_else(serve: Any, make_doors: Any) -> None
             others_over.set()
 
     batch = [Job(task_id=f"doors/{n}", seed=7) for n in range(1, 7)]
-    found = rollout(batch, make, agent_for(make, fake.url, parallel=2), slots=2, on_episode=note)
+    episodes = rollout(batch, make, agent_for(make, fake.url, parallel=2), slots=2, on_episode=note)
     assert ended == [f"doors/{n}" for n in (2, 3, 4, 5, 6, 1)]
     assert fake.most_at_once == 2
-    assert [e.task.task_id for e in found] == [job.task_id for job in batch]
-    assert found[0].timings["generate"] > 0.9 * sum(e.timings["generate"] for e in found[1:])
+    assert [e.task.task_id for e in episodes] == [job.task_id for job in batch]
+    assert episodes[0].timings["generate"] > 0.9 * sum(e.timings["generate"] for e in episodes[1:])
     quick = serve()
     alone = rollout(batch, make, agent_for(make, quick.url, parallel=1), slots=1)
-    assert (said(alone), quick.most_at_once) == (said(found), 1)
+    assert (said(alone), quick.most_at_once) == (said(episodes), 1)
 
 
 def test_a_request_that_is_sent_again_holds_up_nobody_else(serve: Any, make_doors: Any) -> None:
@@ -123,11 +123,12 @@ def test_a_request_that_is_sent_again_holds_up_nobody_else(serve: Any, make_door
     bad += [body["seed"] for body in fake.requests if len(body["messages"]) == 4][:1]
     fake.requests.clear()
     ended: list[Episode] = []
-    found = rollout(jobs(), make, agent, slots=4, on_episode=ended.append)
+    episodes = rollout(jobs(), make, agent, slots=4, on_episode=ended.append)
     assert ended[-1].status is Status.ERROR_ENGINE
     assert "(tried 3 times)" in ended[-1].meta["error"]
-    wrong = found.index(ended[-1])
-    assert [e.turns for n, e in enumerate(found) if n != wrong] == [e.turns for n, e in enumerate(clean) if n != wrong]
+    wrong = episodes.index(ended[-1])
+    left = [n for n in range(len(episodes)) if n != wrong]
+    assert [episodes[n].turns for n in left] == [clean[n].turns for n in left]
 
 
 def test_an_interruption_ends_what_is_under_way(serve: Any, make_doors: Any) -> None:
@@ -236,9 +237,9 @@ def test_failures_that_pass_leave_no_trace(serve: Any, make_doors: Any) -> None:
     ]
     clean, bad = serve(), serve(fault=lambda n, body: kinds[n // 3 % len(kinds)] if n % 3 == 1 else None)
     whole = rollout(jobs(5, 3), make, agent_for(make, clean.url), slots=4)
-    found = rollout(jobs(5, 3), make, agent_for(make, bad.url), slots=4)
-    assert [e.turns for e in found] == [e.turns for e in whole]
-    used, meant = usage_of(found), usage_of(whole)
+    episodes = rollout(jobs(5, 3), make, agent_for(make, bad.url), slots=4)
+    assert [e.turns for e in episodes] == [e.turns for e in whole]
+    used, meant = usage_of(episodes), usage_of(whole)
     assert used is not None
     assert meant is not None
     assert used.retries == len(bad.requests) - len(clean.requests) >= len(kinds)
@@ -310,8 +311,8 @@ def test_answers_that_are_the_models_own_fault(serve: Any, make_doors: Any) -> N
     groq = error("Failed to call a function. See 'failed_generation'", "tool_use_failed")
     groq["error"]["failed_generation"] = text
     fault = lambda n, body: Fault(400, groq) if len(body["messages"]) == 2 else None  # noqa: E731
-    made = call('{"action": "open door 1"}')
-    broken, tools = serve(fault=fault, message=lambda body: {"tool_calls": [made]}), make_doors("tool")
+    door_call = call('{"action": "open door 1"}')
+    broken, tools = serve(fault=fault, message=lambda body: {"tool_calls": [door_call]}), make_doors("tool")
     (episode,) = rollout(JOB, tools, agent_for(tools, broken.url, "tool"), max_turns=2)
     assert [t.verdict for t in episode.turns] == [Verdict.MALFORMED, Verdict.OK]
     assert episode.turns[0].response == text
@@ -350,10 +351,9 @@ def test_an_answer_that_its_server_cannot_read_is_a_turn(
 
 
 def test_a_call_at_the_limit_of_tokens_counts_as_cut_off(serve: Any, make_doors: Any) -> None:
-    make = make_doors("tool")
+    make, door_call = make_doors("tool"), call('{"action": "open door 1"}')
     for limit, finish, cut in ((10, "tool_calls", 1), (11, "tool_calls", 0), (10, "stop", 0)):
-        made = call('{"action": "open door 1"}')
-        fake = serve(message=lambda body, made=made: {"tool_calls": [made]}, finish=finish)
+        fake = serve(message=lambda body: {"tool_calls": [door_call]}, finish=finish)
         (episode,) = rollout(JOB, make, agent_for(make, fake.url, "tool", max_tokens=limit), max_turns=1)
         assert episode.meta["usage"].get("cut_off", 0) == cut
         assert episode.turns[0].finish == ("length" if cut else "stop")
@@ -362,8 +362,8 @@ def test_a_call_at_the_limit_of_tokens_counts_as_cut_off(serve: Any, make_doors:
 def test_a_rate_limit_holds_for_all(serve: Any, make_doors: Any) -> None:
     limited = Fault(status=429, error=error("slow down"), headers={"Retry-After": "1"})
     fake, make = serve(fault=lambda n, body: limited if n < 4 else None), make_doors()
-    found = rollout(jobs(samples=1), make, agent_for(make, fake.url, request_retries=0), slots=4)
-    assert all(e.status is Status.COMPLETED for e in found)
+    episodes = rollout(jobs(samples=1), make, agent_for(make, fake.url, request_retries=0), slots=4)
+    assert all(e.status is Status.COMPLETED for e in episodes)
     assert fake.times[4] - fake.times[3] > 0.99
     spent = serve(fault=lambda n, body: Fault(status=429, error=error("pay first", "insufficient_quota")))
     with pytest.raises(AgentError, match=r"status 429: pay first$"):
@@ -372,12 +372,12 @@ def test_a_rate_limit_holds_for_all(serve: Any, make_doors: Any) -> None:
     daily = Fault(status=429, error=error("200 a day"), headers={"Retry-After": "86400"})
     slow = serve(fault=lambda n, body: daily if n else None)
     start = time.monotonic()
-    found = rollout(jobs(2, 2), make, agent_for(make, slow.url, request_deadline=60.0), slots=1)
-    assert [e.status for e in found] == [Status.COMPLETED] + [Status.ERROR_TIMEOUT] * 3
+    episodes = rollout(jobs(2, 2), make, agent_for(make, slow.url, request_deadline=60.0), slots=1)
+    assert [e.status for e in episodes] == [Status.COMPLETED] + [Status.ERROR_TIMEOUT] * 3
     assert time.monotonic() - start < 30  # it is known at once that the deadline comes first
     # the request that met it, and those that need not be sent
     assert len(slow.requests) == 2
-    for episode in found[1:]:
+    for episode in episodes[1:]:
         said = r"asks to wait (1 day, 0:00:00|23:59:\d\d), and a response has 60 s .*; status 429: 200 a day\."
         assert re.search(said, episode.meta["error"])
 
@@ -386,9 +386,9 @@ def test_a_deadline_is_for_the_whole_answer(serve: Any, make_doors: Any) -> None
     """A server that drips is never silent for long, and never done."""
     fake, make = serve(fault=lambda n, body: Fault(drip=30.0) if len(body["messages"]) > 2 else None), make_doors()
     start = time.monotonic()
-    found = rollout(jobs(2, 1), make, agent_for(make, fake.url, request_deadline=1.5), slots=2)
-    assert [(e.status, len(e.turns)) for e in found] == [(Status.COMPLETED, 1), (Status.ERROR_TIMEOUT, 1)]
-    assert "no answer within 1.5 s" in found[1].meta["error"]
+    episodes = rollout(jobs(2, 1), make, agent_for(make, fake.url, request_deadline=1.5), slots=2)
+    assert [(e.status, len(e.turns)) for e in episodes] == [(Status.COMPLETED, 1), (Status.ERROR_TIMEOUT, 1)]
+    assert "no answer within 1.5 s" in episodes[1].meta["error"]
     assert time.monotonic() - start < 25
     slow = serve(fault=lambda n, body: Fault(drip=30.0))
     with pytest.raises(AgentError, match=r"doors/1 sample 0, turn 0: http.* within 0\.3 s \(1 attempt"):

@@ -84,10 +84,10 @@ def test_what_ends_an_answer(word: str, finish: str | None) -> None:
             with pytest.raises(UnreadableAnswer, match=f"the answer broke off: finish_reason '{word}'"):
                 read_answer(body({"content": text}, finish_reason=word))
         else:
-            found = read_answer(body({"content": text}, finish_reason=word))
-            assert (found.content, found.finish, found.ending) == (text, finish, word)
+            answer = read_answer(body({"content": text}, finish_reason=word))
+            assert (answer.content, answer.finish, answer.ending) == (text, finish, word)
             # a model is seldom silent, and servers lose texts
-            assert found.noticed == (() if text or finish != "stop" else (Noticed.EMPTY,))
+            assert answer.noticed == (() if text or finish != "stop" else (Noticed.EMPTY,))
 
 
 def test_endings_that_nobody_knows() -> None:
@@ -99,8 +99,8 @@ def test_endings_that_nobody_knows() -> None:
         (7, (other, unknown)),
         ({"reason": "stop"}, (other, unknown)),
     ):
-        found = read_answer(body({"content": "x"}, finish_reason=word))
-        assert (found.finish, found.noticed) == ("stop", noticed)
+        answer = read_answer(body({"content": "x"}, finish_reason=word))
+        assert (answer.finish, answer.noticed) == ("stop", noticed)
         with pytest.raises(UnreadableAnswer):
             read_answer(body({"content": ""}, finish_reason=word))
     for full in (
@@ -111,8 +111,8 @@ def test_endings_that_nobody_knows() -> None:
             read_answer(full)
         assert caught.value.full
     for thought in (usage(31, 0, 0, 0, 1055), usage(31, 0, 0, 1024, 31), usage(31, 0, 0, 1024, None)):
-        found = read_answer({**body({}, finish_reason="length"), "usage": thought})
-        assert (found.finish, found.usage.completion_tokens) == ("length", 1024)
+        answer = read_answer({**body({}, finish_reason="length"), "usage": thought})
+        assert (answer.finish, answer.usage.completion_tokens) == ("length", 1024)
     cut = body({"content": "Go"}, finish_reason="model_context_window_exceeded")
     assert read_answer(cut).finish == "length"
 
@@ -139,11 +139,11 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     details = [{"type": "reasoning.encrypted", "data": "x"}]
     message = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "reasoning": "hm"}
     asked = Expected(tools=("t",))
-    found = read_answer(body({**message, "tool_calls": [call], "reasoning_details": details, "other": None}), asked)
+    answer = read_answer(body({**message, "tool_calls": [call], "reasoning_details": details, "other": None}), asked)
     transcript = Transcript()
-    transcript.answer(found, "")
+    transcript.answer(answer, "")
     sent = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_details": details}
-    assert found.noticed == ()
+    assert answer.noticed == ()
     assert EndpointProfile().conversation(transcript.messages) == [sent]
     # a turn without a thought carries the field too, where reasoning goes back
     transcript.answer(read_answer(body({"content": "", "tool_calls": [call]})), "")
@@ -166,17 +166,17 @@ def test_what_nobody_knows_goes_back_as_it_came() -> None:
     for _ in range(500):
         deep = [deep]
     call = {"id": "a", "function": {"name": "t", "arguments": "{}", "blob": deep}, "blob": deep}
-    found = read_answer(body({"content": "x", "blob": deep, "tool_calls": [call], "reasoning_details": deep}), asked)
+    answer = read_answer(body({"content": "x", "blob": deep, "tool_calls": [call], "reasoning_details": deep}), asked)
     # it would end the conversation, which goes on without it
     places = ("message.blob", "message.reasoning_details", "tool_calls.blob", "function.blob")
-    assert sorted(found.noticed) == sorted(Noticed.TOO_DEEP.format(place) for place in places)
-    assert (found.more, found.calls[0].more) == ({}, {})
+    assert sorted(answer.noticed) == sorted(Noticed.TOO_DEEP.format(place) for place in places)
+    assert (answer.more, answer.calls[0].more) == ({}, {})
     thought = {"type": "thinking", "thinking": "hm", "blob": deep}
     calls = [{"id": "a", "function": {"name": deep, "arguments": "{}"}}]
-    found = read_answer(body({"content": [thought], "tool_calls": calls}), asked)
-    assert found.noticed == (Noticed.NO_NAME, Noticed.TOO_DEEP.format("message.content"))
-    transcript.answer(found, "")
-    assert "[" * 300 not in json.dumps(transcript.messages) + response_of(found, "", TextChannel())
+    answer = read_answer(body({"content": [thought], "tool_calls": calls}), asked)
+    assert answer.noticed == (Noticed.NO_NAME, Noticed.TOO_DEEP.format("message.content"))
+    transcript.answer(answer, "")
+    assert "[" * 300 not in json.dumps(transcript.messages) + response_of(answer, "", TextChannel())
 
 
 @pytest.mark.parametrize(
@@ -249,11 +249,11 @@ def test_a_gate_is_closed_for_the_longest_wait() -> None:
 )
 def test_kinds_of_refusals(status: int, text: str, kind: str) -> None:
     for shape in ({"message": text}, {"error": {"message": text}}):
-        found = read_failure(status, "", shape, {})
-        assert found.overflow == (kind == "overflow")
-        assert found.passing == (kind in ("passing", "limited"))
-        assert found.limited == (kind == "limited")
-        assert text in found.reason
+        failure = read_failure(status, "", shape, {})
+        assert failure.overflow == (kind == "overflow")
+        assert failure.passing == (kind in ("passing", "limited"))
+        assert failure.limited == (kind == "limited")
+        assert text in failure.reason
     assert read_failure(404, "Not Found", None, {}).reason == "status 404: Not Found"
 
 
@@ -361,10 +361,10 @@ def test_numbers_that_cannot_be(answer: Any, words: str) -> None:
 
 
 def test_rounding_and_senseless_usage() -> None:
-    found = read_answer(with_ids([1], [3], 1e-7)).ids
-    assert found is not None
-    assert found.logprobs is not None
-    assert found.logprobs.tolist() == [0.0]
+    ids = read_answer(with_ids([1], [3], 1e-7)).ids
+    assert ids is not None
+    assert ids.logprobs is not None
+    assert ids.logprobs.tolist() == [0.0]
     for senseless in (10**400, -3, 1e9, "many", True):
         assert counted({"prompt_tokens": senseless, "completion_tokens": 3}) == Usage(
             answers=1, unreported=1, completion_tokens=3

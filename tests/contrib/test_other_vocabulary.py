@@ -106,10 +106,10 @@ def test_the_id_that_ends_a_response_is_no_part_of_its_text() -> None:
 def test_tokens_of_one_string_are_shared() -> None:
     mine, theirs = build_phrase_tokenizer(MINE), build_phrase_tokenizer(THEIRS)
     shared = shared_ids(mine, theirs, len(theirs) + 3)
-    found = {name: int(shared[number]) for name, number in theirs.get_vocab().items()}
+    shared_id = {name: int(shared[number]) for name, number in theirs.get_vocab().items()}
     for name in ("shelf", "Do it.", "<action>", "<|end|>", "<0x41>", "nothing"):
-        assert found[name] == mine.get_vocab()[name]
-    assert [found[name] for name in ("go to ", "sh", "elf", "desk")] == [-1] * 4
+        assert shared_id[name] == mine.get_vocab()[name]
+    assert [shared_id[name] for name in ("go to ", "sh", "elf", "desk")] == [-1] * 4
     assert shared[len(theirs) :].tolist() == [-1] * 3
     # the ids that end a response are the same by their role
     ended = shared_ids(mine, theirs, len(theirs), (7, theirs.get_vocab()["desk"]))
@@ -220,15 +220,15 @@ def said(*tokens: tuple[int, float, TopK]) -> Any:
     return _Said(ids=np.array(ids, np.int32), logq=np.log(np.array(q, np.float32)), top=tops)
 
 
-def masses(found: list[Piece]) -> list[tuple[float, tuple[int, ...]]]:
-    return [(round(math.exp(piece.logq), 5), piece.ids) for piece in found]
+def masses(parts: list[Piece]) -> list[tuple[float, tuple[int, ...]]]:
+    return [(round(math.exp(piece.logq), 5), piece.ids) for piece in parts]
 
 
 def test_where_one_token_of_both_was_said_its_alternatives_are_the_same_tokens_or_pieces() -> None:
     # the same token and the student's longer ones that begin so; an own piece; the end, which has no text
-    found, _ = pieces().exact(likely((5, 0.4), (6, 0.3), (1, 0.2), (7, 0.05)))
-    assert masses(found) == [(0.4, (13, 10, 11, 12)), (0.3, (16,)), (0.2, (10, 11, 12)), (0.05, (5,))]
-    assert [piece.exact for piece in found] == [True, True, False, True]
+    parts, _ = pieces().exact(likely((5, 0.4), (6, 0.3), (1, 0.2), (7, 0.05)))
+    assert masses(parts) == [(0.4, (13, 10, 11, 12)), (0.3, (16,)), (0.2, (10, 11, 12)), (0.05, (5,))]
+    assert [piece.exact for piece in parts] == [True, True, False, True]
     # a token that is no text and not the student's, and a text with which none of its tokens begins
     assert pieces(texts={3: "z"}).exact(likely((0, 0.5), (3, 0.5)))[0] == []
     # the first id is an id like all others
@@ -240,8 +240,8 @@ def test_a_token_of_the_student_may_be_several_of_the_teacher() -> None:
     there = said(
         (1, 0.5, likely((1, 0.5), (6, 0.3))), (2, 1.0, likely((2, 1.0))), (3, 0.6, likely((3, 0.6), (4, 0.4), (7, 0.1)))
     )
-    found, _ = pieces().by_text(span("shelf 1", (7,), (5, 6, 7)), 0, 10, there)
-    assert masses(found) == [(0.3, (10,)), (0.3, (16,)), (0.2, (11,))]
+    parts, _ = pieces().by_text(span("shelf 1", (7,), (5, 6, 7)), 0, 10, there)
+    assert masses(parts) == [(0.3, (10,)), (0.3, (16,)), (0.2, (11,))]
 
 
 def test_several_tokens_of_the_student_may_be_one_of_the_teacher() -> None:
@@ -264,20 +264,20 @@ def test_ids_that_both_have_are_pieces_only_within_a_token_of_the_teacher() -> N
     alone = np.array([-1, -1, -1, -1, -1, 13, -1, -1])
     first, then = likely((0, 0.8), (5, 0.1), (6, 0.04), (7, 0.02)), likely((1, 0.5), (2, 0.25), (3, 0.1), (5, 0.05))
     there, where = said((0, 0.8, first), (1, 0.5, then)), span("go to shelf", (6, 11), (5, 11))
-    found, _ = pieces(alone, texts).by_text(where, 0, 16, there)
+    parts, _ = pieces(alone, texts).by_text(where, 0, 16, there)
     # what was said; "shelf" at once, as one token of both; "go to " and "go to s"; " desk 1" and " s" stay in the token
     expected = [(0.4, (16,)), (0.1, (13, 10, 11, 12)), (0.04, (16,)), (0.02, (16,)), (0.2, (16,)), (0.08, (16,))]
-    assert masses(found) == expected
-    assert [piece.exact for piece in found[:3]] == [False, True, False]
+    assert masses(parts) == expected
+    assert [piece.exact for piece in parts[:3]] == [False, True, False]
     # behind "go to " follows whatever began with it: 0.4 + 0.02 + 0.2 + 0.08 = 0.7
     every = (14, 13, 10, 11, 12)
-    found, _ = pieces(alone, texts).by_text(where, 1, 13, there)
-    assert masses(found) == [(0.57143, (13,)), (0.02857, every), (0.28571, (15,)), (0.11429, every)]
+    parts, _ = pieces(alone, texts).by_text(where, 1, 13, there)
+    assert masses(parts) == [(0.57143, (13,)), (0.02857, every), (0.28571, (15,)), (0.11429, every)]
     # [sh][elf 1] against "shelf 1": where both begin a token, the teacher would have said the shared "shelf" itself
     texts = {0: "sh", 1: "elf 1", 2: "elf", 5: "shelf"}
     there = said((0, 0.5, likely((0, 0.5))), (1, 0.5, likely((1, 0.5), (2, 0.4))))
-    found, _ = pieces(alone, texts).by_text(span("shelf 1", (7,), (2, 7)), 0, 10, there)
-    assert masses(found) == [(0.25, (10,)), (0.2, (10, 11, 12))]
+    parts, _ = pieces(alone, texts).by_text(span("shelf 1", (7,), (2, 7)), 0, 10, there)
+    assert masses(parts) == [(0.25, (10,)), (0.2, (10, 11, 12))]
 
 
 def test_what_no_piece_stands_for_is_added_up() -> None:
@@ -294,10 +294,10 @@ def test_what_no_piece_stands_for_is_added_up() -> None:
         (3, 0.6, likely((3, 0.6), (4, 0.2), (7, 0.1), tail=0.1)),
     )
     where = span("shelf 1", (7,), (5, 6, 7))
-    found, rest = pieces().by_text(where, 0, 10, there)
-    assert masses(found) == [(0.15, (10,)), (0.3, (16,)), (0.125, (13,)), (0.05, (11,))]
+    parts, rest = pieces().by_text(where, 0, 10, there)
+    assert masses(parts) == [(0.15, (10,)), (0.3, (16,)), (0.125, (13,)), (0.05, (11,))]
     assert math.exp(rest) == pytest.approx(0.2 + 0.5 * 0.25 + 0.25 * (0.1 + 0.1), rel=1e-5)
-    total = sum(math.exp(piece.logq) for piece in found) + math.exp(rest)
+    total = sum(math.exp(piece.logq) for piece in parts) + math.exp(rest)
     assert total == pytest.approx(1.0, rel=1e-5)
     # within a token of the teacher nobody knows what else is possible
     assert pieces().by_text(span("shelf 1", (5, 7), (5, 6, 7)), 1, 10, there)[1] == pytest.approx(log(1e-7))
@@ -307,15 +307,15 @@ def test_what_no_piece_stands_for_is_added_up() -> None:
 
 
 def test_what_begins_or_ends_within_a_character_is_not_compared() -> None:
-    one = likely((1, 0.5), (6, 0.3))
-    there = said((1, 0.5, one), (2, 0.5, one), (3, 0.5, one))
+    likeliest = likely((1, 0.5), (6, 0.3))
+    there = said((1, 0.5, likeliest), (2, 0.5, likeliest), (3, 0.5, likeliest))
     assert pieces().by_text(span("ab", (-1, 2), (1, 2, 2)), 0, 10, there)[0] == []
     assert pieces().by_text(span("ab", (-1, 2), (1, 2, 2)), 1, 10, there)[0] == []
     # a token without text
     assert pieces().by_text(span("ab", (2, 2), (1, 2, 2)), 1, 10, there)[0] == []
     # where the teacher's token begins within a character its alternatives are no text, but what was said is known
-    found, _ = pieces().by_text(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, one), (2, 0.5, one)))
-    assert masses(found) == [(0.25, (10,)), (0.3, (16,))]
+    parts, _ = pieces().by_text(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, likeliest), (2, 0.5, likeliest)))
+    assert masses(parts) == [(0.25, (10,)), (0.3, (16,))]
     # what is no text is left over: at the second token all but the 0.5 of what was said
     full = likely((1, 0.5), (6, 0.3), tail=0.2)
     _, rest = pieces().by_text(span("ab", (2,), (-1, 2)), 0, 10, said((1, 0.5, full), (1, 0.5, full)))
@@ -381,14 +381,14 @@ def test_an_empty_place_is_impossible_for_the_student_too() -> None:
     # one place of the second row is empty, and all of the third
     student = [[log(0.2), log(0.3)], [log(0.5), log(0.4)], [log(0.4), log(0.2)]]
     teacher = [[log(0.4), log(0.3)], [log(0.1), MIN_LOGP], [MIN_LOGP, MIN_LOGP]]
-    found = KnownPlaces(loss=SupportKL())(tokens([log(0.2), log(0.5), log(0.4)], student, teacher))
+    losses = KnownPlaces(loss=SupportKL())(tokens([log(0.2), log(0.5), log(0.4)], student, teacher))
     full = 0.2 * log(0.2 / 0.4) + 0.5 * log(0.5 / 0.3)
     half = 0.5 * log(0.5 / 0.1) + 0.5 * log(0.5 / 0.9)
-    np.testing.assert_allclose(found.loss_n, [full, half, 0.0], atol=1e-6)
+    np.testing.assert_allclose(losses.loss_n, [full, half, 0.0], atol=1e-6)
     # tails as they were summed; in a row without places all is in the tail, whatever the student's ids are
     tails = {"tail_n": tensor([0.5, 0.5, 0.4]).double().log(), "teacher_tail_n": tensor([0.3, 0.9, 1.0]).double().log()}
-    known = KnownPlaces(loss=SupportKL())(tokens([log(0.2), log(0.5), log(0.4)], student, teacher, **tails))
-    np.testing.assert_allclose(known.loss_n, [full, half, 0.0], atol=1e-6)
+    with_tails = KnownPlaces(loss=SupportKL())(tokens([log(0.2), log(0.5), log(0.4)], student, teacher, **tails))
+    np.testing.assert_allclose(with_tails.loss_n, [full, half, 0.0], atol=1e-6)
 
 
 # A whole batch.
@@ -451,7 +451,7 @@ def episode(responses: list[str], words: Any = MINE, number: int = 0) -> Episode
         )
         for index, text in enumerate(responses)
     )
-    said = Episode(
+    texts_alone = Episode(
         task=Task(env_id="toy", task_id=f"toy/{number}", sha256="0" * 64, split="toy", category="toy"),
         seed=0,
         sample=0,
@@ -462,9 +462,9 @@ def episode(responses: list[str], words: Any = MINE, number: int = 0) -> Episode
         success=True,
         episode_return=1.0,
     )
-    found = writer(words).write(said)
-    logs = [np.full(turn.response_length, -0.5, np.float32) for turn in found.turns]
-    return replace(found, turns=tuple(replace(t, logprobs=p) for t, p in zip(found.turns, logs, strict=True)))
+    written = writer(words).write(texts_alone)
+    logs = [np.full(turn.response_length, -0.5, np.float32) for turn in written.turns]
+    return replace(written, turns=tuple(replace(t, logprobs=p) for t, p in zip(written.turns, logs, strict=True)))
 
 
 def other(target_fn: Any, words: Any = THEIRS, **more: Any) -> OtherVocabulary:
@@ -486,34 +486,34 @@ def test_the_targets_of_an_episode() -> None:
         -0.01, [THEIR_ID["shelf"], THEIR_ID["go to "], THEIR_ID["desk"], THEIR_ID["<0x7A>"], THEIR_ID["sh"]]
     )
     student = Table(-0.02, [])
-    found = other(TeacherTopK(5))(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
+    targets = other(TeacherTopK(5))(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
     # its likeliest at every one of its tokens; it is among them where it matters, so nothing more was asked
     read = [THEIR_ID[n] for n in ("go to ", "shelf", "<|end|>", "look", "<|end|>")]
     assert teacher.asked == [("topk", [read, [THEIR_ID["look"], 1]])]
     # nothing had to be divided: each piece belongs to one id of the student
     assert student.asked == []
-    assert found.topk_ids_NK is not None
-    assert found.topk_logp_NK is not None
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_logp_NK is not None
     q = {name: -0.01 * THEIR_ID[name] for name in ("shelf", "go to ", "desk", "<0x7A>", "sh")}
     d, sh = ID["<0x64>"], ID["<0x73>"]
     exact = [ID["shelf"], ID["go "], d, ID["<0x7A>"], sh]
     within = np.logaddexp(q["go to "], -math.inf)
     # at "go " its own text is what was said; at "to " nothing else goes on from there
-    assert found.topk_ids_NK.tolist() == [
+    assert targets.topk_ids_NK.tolist() == [
         [ID["go "], ID["shelf"], d, ID["<0x7A>"], sh],
         [ID["to "]] * 5,  # empty places
         *[exact] * 6,
     ]
     rows = [[within, q["shelf"], q["desk"], q["<0x7A>"], q["sh"]], [0.0, *[MIN_LOGP] * 4]]
     rows += [[q["shelf"], q["go to "], q["desk"], q["<0x7A>"], q["sh"]]] * 6
-    np.testing.assert_allclose(found.topk_logp_NK, rows, atol=1e-6)
-    assert found.log["vocabulary/exact"] == pytest.approx(6 / 8)
-    assert found.log["vocabulary/merged"] == pytest.approx(2 / 8)
-    assert found.log["vocabulary/lost"] == pytest.approx(0.0)
+    np.testing.assert_allclose(targets.topk_logp_NK, rows, atol=1e-6)
+    assert targets.log["vocabulary/exact"] == pytest.approx(6 / 8)
+    assert targets.log["vocabulary/merged"] == pytest.approx(2 / 8)
+    assert targets.log["vocabulary/lost"] == pytest.approx(0.0)
     both = math.exp(q["shelf"]) + math.exp(q["<0x7A>"])
     text = math.exp(q["go to "]) + math.exp(q["desk"]) + math.exp(q["sh"])
-    assert found.log["vocabulary/exact_mass"] == pytest.approx(both * 7 / 8, rel=1e-5)
-    assert found.log["vocabulary/text_mass"] == pytest.approx((text * 7 + 1) / 8, rel=1e-5)
+    assert targets.log["vocabulary/exact_mass"] == pytest.approx(both * 7 / 8, rel=1e-5)
+    assert targets.log["vocabulary/text_mass"] == pytest.approx((text * 7 + 1) / 8, rel=1e-5)
 
 
 def test_ids_that_share_a_piece_have_it_in_the_students_proportions() -> None:
@@ -525,10 +525,10 @@ def test_ids_that_share_a_piece_have_it_in_the_students_proportions() -> None:
     batch = pack(played)
     best = [ids["ta"], ids["bl"], ids["<0x62>"], ids["bx"]]
     teacher, student = Table(-0.01, best), Table(-0.02, [])
-    made = OtherVocabulary(TeacherTopK(4), student=mine.renderer, reader=theirs, sizes=(len(own), len(ids)))
-    found = made(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
+    target_fn = OtherVocabulary(TeacherTopK(4), student=mine.renderer, reader=theirs, sizes=(len(own), len(ids)))
+    targets = target_fn(batch, played, Scorers(student=student, teacher=teacher))  # type: ignore[arg-type]
     assert student.asked == [("gather", [batch.label_N[batch.episode_N == number].tolist() for number in range(3)])]
-    rows = as_dicts(found)
+    rows = as_dicts(targets)
     p = {name: math.exp(-0.02 * own[name]) for name in ("take", "table", "tables")}
     ta, bl, b = (math.exp(-0.01 * ids[name]) for name in ("ta", "bl", "<0x62>"))
     for name in p:
@@ -544,8 +544,8 @@ class Likely(Table):
     """A table in which all of the likeliest ids have the log-probability `slope`."""
 
     def topk(self, ids: Any, positions: Any, k: int) -> list[TopK]:
-        found = super().topk(ids, positions, k)
-        return [replace(top, logp=np.full_like(top.logp, self.slope)) for top in found]
+        tops = super().topk(ids, positions, k)
+        return [replace(top, logp=np.full_like(top.logp, self.slope)) for top in tops]
 
 
 @pytest.mark.parametrize(("logq", "asked"), [(-4.5, True), (-4.7, False)])
@@ -556,18 +556,18 @@ def test_a_piece_that_is_hardly_ever_said_is_not_divided(logq: float, asked: boo
     played = [episode(["look"], ours)]
     # the letter z, however unlikely, is one token of both; e^-4.7 is less than a hundredth
     student, teacher = Table(-0.02, []), Likely(logq, [ids["ta"], ids["<0x7A>"], ids["look"]])
-    made = OtherVocabulary(TeacherTopK(3), student=mine.renderer, reader=theirs, sizes=(len(own), len(ids)))
-    rows = as_dicts(made(pack(played), played, Scorers(student=student, teacher=teacher)))  # type: ignore[arg-type]
+    target_fn = OtherVocabulary(TeacherTopK(3), student=mine.renderer, reader=theirs, sizes=(len(own), len(ids)))
+    rows = as_dicts(target_fn(pack(played), played, Scorers(student=student, teacher=teacher)))  # type: ignore[arg-type]
     assert bool(student.asked) == asked
     assert own["<0x7A>"] in rows[0]
     assert len(rows[0]) == 2 + asked
 
 
-def as_dicts(found: Targets) -> list[dict[int, float]]:
+def as_dicts(targets: Targets) -> list[dict[int, float]]:
     """The log-probability of each id of each row."""
-    assert found.topk_ids_NK is not None
-    assert found.topk_logp_NK is not None
-    rows = zip(found.topk_ids_NK.tolist(), found.topk_logp_NK.tolist(), strict=True)
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_logp_NK is not None
+    rows = zip(targets.topk_ids_NK.tolist(), targets.topk_logp_NK.tolist(), strict=True)
     return [{number: logp for number, logp in zip(*row, strict=True) if logp > MIN_LOGP} for row in rows]
 
 
@@ -619,13 +619,13 @@ def approx(value: float) -> Any:
 def test_the_teacher_reads_again_what_it_does_not_find_likely() -> None:
     played = [episode(["look"]), episode(["go to shelf", "go "], number=1)]
     teacher = Table(-0.01, [THEIR_ID["desk"]])
-    found = other(TeacherTopK(1))(pack(played), played, Scorers(student=Table(-0.02, []), teacher=teacher))  # type: ignore[arg-type]
+    targets = other(TeacherTopK(1))(pack(played), played, Scorers(student=Table(-0.02, []), teacher=teacher))  # type: ignore[arg-type]
     # the first episode has only tokens that both have; of the second those in spans that are not such
     assert [name for name, _ in teacher.asked] == ["topk", "logprobs"]
     letters = [THEIR_ID[f"<0x{ord(letter):02X}>"] for letter in "go "]
     assert teacher.asked[1][1] == [[THEIR_ID["go to "], *letters]]
-    assert found.topk_logp_NK is not None
-    np.testing.assert_allclose(found.topk_logp_NK[2:4, 0], [-0.01 * THEIR_ID["desk"], 0.0], rtol=1e-6)
+    assert targets.topk_logp_NK is not None
+    np.testing.assert_allclose(targets.topk_logp_NK[2:4, 0], [-0.01 * THEIR_ID["desk"], 0.0], rtol=1e-6)
 
 
 def test_a_row_keeps_its_likeliest_ids_in_their_order() -> None:
@@ -641,17 +641,17 @@ def test_a_row_keeps_its_likeliest_ids_in_their_order() -> None:
             pack(played), played, scorers
         )
 
-    found = targets(-0.01)
+    divided_targets = targets(-0.01)
     # four ids for the two places of a row: what was said, and the likeliest of the three desks
-    assert found.topk_ids_NK is not None
-    assert found.topk_ids_NK.tolist() == [[own["look"], own["desk 1"]]] * 2
+    assert divided_targets.topk_ids_NK is not None
+    assert divided_targets.topk_ids_NK.tolist() == [[own["look"], own["desk 1"]]] * 2
     # the other two go to the tail
     shares = np.exp(-0.5 * np.array([own[f"desk {number}"] for number in (1, 2, 3)]))
     rest = math.exp(-0.01 * THEIR_ID["desk"]) * shares[1:].sum() / shares.sum()
-    np.testing.assert_allclose(np.exp(found.topk_tail_N), [0.25 + rest] * 2, rtol=1e-5)  # type: ignore[arg-type]
+    np.testing.assert_allclose(np.exp(divided_targets.topk_tail_N), [0.25 + rest] * 2, rtol=1e-5)  # type: ignore[arg-type]
     # and so does a piece that is not worth being divided
-    few = targets(log(0.005) / THEIR_ID["desk"])
-    np.testing.assert_allclose(np.exp(few.topk_tail_N), [0.255] * 2, rtol=1e-5)  # type: ignore[arg-type]
+    undivided = targets(log(0.005) / THEIR_ID["desk"])
+    np.testing.assert_allclose(np.exp(undivided.topk_tail_N), [0.255] * 2, rtol=1e-5)  # type: ignore[arg-type]
 
 
 def test_each_token_of_a_span_has_what_the_teacher_finds_for_it() -> None:
@@ -666,19 +666,19 @@ def test_each_token_of_a_span_has_what_the_teacher_finds_for_it() -> None:
     teacher, student = Table(-0.01, [ids["go on"], ids["<0x74>"]]), Table(-0.02, [])
     scorers: Any = Scorers(student=student, teacher=teacher)  # type: ignore[arg-type]
     batch = pack(played)
-    found = other(SampledAdvantage(), words)(batch, played, scorers)
+    targets = other(SampledAdvantage(), words)(batch, played, scorers)
     # about the third row alone, for in the others nothing is to be divided
     assert batch.rows == 3
     assert ("gather", [batch.label_N[4:].tolist()]) in student.asked
     look, shelf, end, to, on = (-0.01 * ids[name] for name in ("look", "shelf", "<|end|>", "go to ", "go on"))
     # "go " begins what the teacher says and "go on", and the rest is decided at "to "
     both = np.logaddexp(to, on)
-    assert found.label_logp_N is not None
-    assert found.advantage_N is not None
-    np.testing.assert_allclose(found.label_logp_N, [look, end, look, end, both, to - both, shelf, end], rtol=1e-5)
+    assert targets.label_logp_N is not None
+    assert targets.advantage_N is not None
+    np.testing.assert_allclose(targets.label_logp_N, [look, end, look, end, both, to - both, shelf, end], rtol=1e-5)
     own = [-0.02 * ID[name] for name in ("look", "<|end|>", "look", "<|end|>", "go ", "to ", "shelf", "<|end|>")]
-    np.testing.assert_allclose(found.advantage_N, found.label_logp_N - own, atol=1e-6)
-    assert "vocabulary/exact_mass" not in found.log
+    np.testing.assert_allclose(targets.advantage_N, targets.label_logp_N - own, atol=1e-6)
+    assert "vocabulary/exact_mass" not in targets.log
 
 
 def test_where_all_tokens_are_those_of_both_their_probabilities_are_all_that_is_asked_for(scorers: Any) -> None:
@@ -699,12 +699,12 @@ def test_a_token_that_is_several_of_the_teacher_has_their_product() -> None:
     teacher: Any = Table(0.01, [ids["desk"]])
     scorers: Any = Scorers(student=Table(-0.02, []), teacher=teacher)  # type: ignore[arg-type]
     whole = 0.01 * (ids["sh"] + ids["elf"])
-    found = other(SampledAdvantage(), words)(pack(played), played, scorers)
-    np.testing.assert_allclose(found.label_logp_N, [whole], rtol=1e-6)  # type: ignore[arg-type]
-    found = other(TeacherTopK(1), words)(pack(played), played, scorers)
-    assert found.topk_ids_NK is not None
-    assert found.topk_ids_NK.tolist() == [[ID["shelf"]]]
-    np.testing.assert_allclose(found.topk_logp_NK, [[whole]], rtol=1e-6)  # type: ignore[arg-type]
+    targets = other(SampledAdvantage(), words)(pack(played), played, scorers)
+    np.testing.assert_allclose(targets.label_logp_N, [whole], rtol=1e-6)  # type: ignore[arg-type]
+    targets = other(TeacherTopK(1), words)(pack(played), played, scorers)
+    assert targets.topk_ids_NK is not None
+    assert targets.topk_ids_NK.tolist() == [[ID["shelf"]]]
+    np.testing.assert_allclose(targets.topk_logp_NK, [[whole]], rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_one_text_under_another_id_is_compared_as_a_span() -> None:
@@ -713,20 +713,20 @@ def test_one_text_under_another_id_is_compared_as_a_span() -> None:
     start = played.turns[0].response_span[0]
     ids[start] = ID["<0x67>"]
     played = replace(played, segments=(ids,))
-    found = other(SampledAdvantage(), (*THEIRS, "g", "bed", "sofa"))(
+    targets = other(SampledAdvantage(), (*THEIRS, "g", "bed", "sofa"))(
         pack([played]),
         [played],
         Scorers(student=Table(-0.02, []), teacher=Table(-0.01, [])),  # type: ignore[arg-type]
     )
-    assert (found.log["vocabulary/exact"], found.log["vocabulary/merged"]) == (0.5, 0.5)
+    assert (targets.log["vocabulary/exact"], targets.log["vocabulary/merged"]) == (0.5, 0.5)
 
 
 def test_a_character_of_several_byte_tokens_is_exact_where_both_sides_have_them(scorers: Any) -> None:
     played = [episode(["\U0001f600 é"])]
     batch = pack(played)
-    found = other(SampledAdvantage())(batch, played, scorers)
+    targets = other(SampledAdvantage())(batch, played, scorers)
     # four bytes, a space and the end; the student has é, the teacher its two bytes
-    assert found.log["vocabulary/exact"] == pytest.approx(6 / 7)
+    assert targets.log["vocabulary/exact"] == pytest.approx(6 / 7)
 
 
 def test_a_teacher_may_read_a_history_that_it_rewrites(scorers: Any) -> None:
@@ -738,12 +738,12 @@ def test_a_teacher_may_read_a_history_that_it_rewrites(scorers: Any) -> None:
         renderer = writer(THEIRS).renderer
 
         def rewrite(self, given: Episode) -> Episode:
-            found = writer(THEIRS).rewrite(given)
-            if len(found.turns) < 2:
-                return found
-            first, second = found.turns
-            cut = found.segments[0][: first.response_span[1]]
-            return replace(found, segments=(cut, found.segments[0]), turns=(first, replace(second, segment=1)))
+            rewritten = writer(THEIRS).rewrite(given)
+            if len(rewritten.turns) < 2:
+                return rewritten
+            first, second = rewritten.turns
+            cut = rewritten.segments[0][: first.response_span[1]]
+            return replace(rewritten, segments=(cut, rewritten.segments[0]), turns=(first, replace(second, segment=1)))
 
     reading = other(SampledAdvantage())
     plain = reading(pack(played), played, scorers).label_logp_N
@@ -758,8 +758,8 @@ def test_the_answer_has_a_part_for_each_row() -> None:
     def asks(batch: Any, episodes: Any, scorers: Any) -> Targets:
         ids, positions = rows(batch)
         top = scorers.teacher.topk(ids, positions, 2)
-        answered.extend([[len(found.ids) for found in top], [len(found.logp) for found in top]])
-        answered.append([len(found) for found in scorers.teacher.logprobs(ids, positions)])
+        answered.extend([[len(part.ids) for part in top], [len(part.logp) for part in top]])
+        answered.append([len(part) for part in scorers.teacher.logprobs(ids, positions)])
         return Targets()
 
     scorers: Any = Scorers(student=Table(-0.02, [1, 2]), teacher=Table(-0.01, [1, 2]))  # type: ignore[arg-type]
@@ -772,11 +772,11 @@ def test_what_the_teacher_does_not_read_is_not_compared(scorers: Any) -> None:
     reading = other(SampledAdvantage())
     # room for the first turn only: the labels of the second are the student's own
     reading.reader = replace(reading.reader, max_context=14)
-    found = reading(pack(played), played, scorers)
-    assert found.label_logp_N is not None
+    targets = reading(pack(played), played, scorers)
+    assert targets.label_logp_N is not None
     end, mine = -0.01 * THEIR_ID["<|end|>"], [-0.02 * ID["shelf"], -0.02 * ID["<|end|>"]]
-    np.testing.assert_allclose(found.label_logp_N, [-0.01 * THEIR_ID["look"], end, *mine], rtol=1e-6)
-    assert found.log["vocabulary/lost"] == pytest.approx(0.5)
+    np.testing.assert_allclose(targets.label_logp_N, [-0.01 * THEIR_ID["look"], end, *mine], rtol=1e-6)
+    assert targets.log["vocabulary/lost"] == pytest.approx(0.5)
     reading.reader = replace(reading.reader, max_context=3)
     with pytest.raises(TargetError, match="finds none of the student's responses"):
         reading(pack(played), played, scorers)
@@ -788,11 +788,11 @@ def test_only_whole_spans_are_compared(scorers: Any) -> None:
     played = episode(["go to shelf"])
     # somebody else began the response with "go "
     begun = replace(played, turns=(replace(played.turns[0], begun=1),))
-    found = other(SampledAdvantage())(pack([begun]), [begun], scorers)
-    assert found.log["vocabulary/merged"] == 0.0
-    assert found.label_logp_N is not None
+    targets = other(SampledAdvantage())(pack([begun]), [begun], scorers)
+    assert targets.log["vocabulary/merged"] == 0.0
+    assert targets.label_logp_N is not None
     np.testing.assert_allclose(
-        found.label_logp_N, [-0.02 * ID["to "], -0.01 * THEIR_ID["shelf"], -0.01 * THEIR_ID["<|end|>"]], rtol=1e-6
+        targets.label_logp_N, [-0.02 * ID["to "], -0.01 * THEIR_ID["shelf"], -0.01 * THEIR_ID["<|end|>"]], rtol=1e-6
     )
 
 
@@ -820,27 +820,27 @@ def test_with_equal_tokenizers_targets_losses_and_gradients_are_those_of_opd() -
     for distill in (DistillConfig(top_k=9), DistillConfig(form="sampled")):
         plain = opd.build(opd.OpdConfig(), BuildContext(distill=distill))
         mine = writer(MINE)
-        made = of_other_vocabulary(plain, distill, student=mine.renderer, reader=writer(MINE), sizes=(size, size))
+        across = of_other_vocabulary(plain, distill, student=mine.renderer, reader=writer(MINE), sizes=(size, size))
         results = []
-        for algorithm in (plain, made):
+        for algorithm in (plain, across):
             targets = algorithm.target_fn(batch, played, scorers)
             student.zero_grad()
             weight_N = algorithm.weight(batch, step=1, total_steps=1)
-            found = accumulate(
+            loss_and_columns = accumulate(
                 student, batch, targets=targets, weight_N=weight_N, token_loss=algorithm.token_loss, forward=Forward()
             )
             grads = [parameter.grad.clone() for parameter in student.parameters() if parameter.grad is not None]
-            results.append((targets, found, grads))
-        (one, (loss, columns), grads), (two, (same_loss, same_columns), same_grads) = results
+            results.append((targets, loss_and_columns, grads))
+        (opd_targets, (loss, columns), grads), (same_targets, (same_loss, same_columns), same_grads) = results
         for name in ("topk_ids_NK", "topk_logp_NK", "advantage_N", "label_logp_N"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+            np.testing.assert_array_equal(getattr(opd_targets, name), getattr(same_targets, name))
         assert loss == same_loss
         assert columns.keys() == same_columns.keys()
         for name in columns:
             np.testing.assert_array_equal(columns[name], same_columns[name])
         assert len(grads) == len(same_grads) > 5
         assert all(torch.equal(a, b) for a, b in zip(grads, same_grads, strict=True))
-        assert two.log["vocabulary/exact"] == 1.0
+        assert same_targets.log["vocabulary/exact"] == 1.0
 
 
 # Runs.
@@ -869,13 +869,13 @@ OTHER = ("--distill.vocabulary", "other")
 def test_a_teacher_of_another_vocabulary_is_refused_unless_it_is_asked_for(models: Path, tmp_path: Path) -> None:
     with pytest.raises(VocabularyError, match=r"--distill\.vocabulary other"):
         run(models, tmp_path / "no")
-    made = run(models, tmp_path / "yes", *OTHER, "--env-kwargs", '{"config": "small"}')
-    assert made.vocab_size is None
-    reader = made.algorithm.target_fn.reader
+    trainer = run(models, tmp_path / "yes", *OTHER, "--env-kwargs", '{"config": "small"}')
+    assert trainer.vocab_size is None
+    reader = trainer.algorithm.target_fn.reader
     # the teacher's own system message and tokenizer
     assert reader.system == "Do it now."
     assert reader.max_context == 4096
-    made.train()
+    trainer.train()
     for row in read_metrics(tmp_path / "yes"):
         assert 0.0 < row["vocabulary/merged"] <= 1.0
         assert row["vocabulary/lost"] == pytest.approx(0.0)
@@ -883,16 +883,16 @@ def test_a_teacher_of_another_vocabulary_is_refused_unless_it_is_asked_for(model
 
 
 def test_settings_reach_the_targets(models: Path, tmp_path: Path) -> None:
-    made = run(models, tmp_path / "run", *OTHER, "--distill.top-k", "7")
-    assert made.algorithm.target_fn.target_fn == TeacherTopK(7)
-    assert made.algorithm.settings["DistillConfig"]["vocabulary"] == "other"
+    trainer = run(models, tmp_path / "run", *OTHER, "--distill.top-k", "7")
+    assert trainer.algorithm.target_fn.target_fn == TeacherTopK(7)
+    assert trainer.algorithm.settings["DistillConfig"]["vocabulary"] == "other"
 
 
 def test_with_one_vocabulary_the_option_changes_nothing(models: Path, tmp_path: Path) -> None:
-    made = run(models, tmp_path / "a", *OTHER, teacher="alike")
-    assert made.algorithm.target_fn == TeacherTopK(50)
-    assert made.algorithm.token_loss == SupportKL()
-    assert made.vocab_size == len(made.model.get_input_embeddings().weight)
+    trainer = run(models, tmp_path / "a", *OTHER, teacher="alike")
+    assert trainer.algorithm.target_fn == TeacherTopK(50)
+    assert trainer.algorithm.token_loss == SupportKL()
+    assert trainer.vocab_size == len(trainer.model.get_input_embeddings().weight)
 
 
 def test_what_cannot_be_had_with_another_vocabulary_is_said_at_once(models: Path, tmp_path: Path) -> None:

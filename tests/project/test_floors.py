@@ -203,12 +203,10 @@ def test_late_imports_spare_something() -> None:
     wrong = []
     for module, path in import_graph.modules().items():
         for line, name, late in import_graph.statements(path):
-            found = import_graph.target(name)
-            if late and found is not None and not module.startswith(("turngym.scripts", "turngym.agents.worlds")):
-                brings = (
-                    import_graph.foreign(found) - import_graph.foreign(module) - base - set(sys.stdlib_module_names)
-                )
-                if not brings and found in import_graph.loaded(module):
+            target = import_graph.target(name)
+            if late and target is not None and not module.startswith(("turngym.scripts", "turngym.agents.worlds")):
+                brings = import_graph.foreign(target) - import_graph.foreign(module) - base - sys.stdlib_module_names
+                if not brings and target in import_graph.loaded(module):
                     wrong.append(f"{path.relative_to(ROOT)}, line {line}: {name}: import it at the top")
     assert not wrong, "\n".join(wrong)
 
@@ -227,15 +225,8 @@ def test_a_circle_is_found() -> None:
 
 def test_the_bottom_of_trainers_stays_at_the_bottom() -> None:
     """`algorithm.py` is what every other file of trainers imports: protocols, and nothing that does the work."""
-    reached, waiting = set(), ["turngym.trainers.algorithm"]
-    while waiting:
-        fresh = import_graph.graph()[waiting.pop()] - reached
-        reached |= fresh
-        waiting += fresh
-    concrete = {
-        f"turngym.trainers.{name}" for name in ("run", "train_loop", "models", "critic", "distributed")
-    } & reached
-    assert not concrete
+    concrete = {f"turngym.trainers.{name}" for name in ("run", "train_loop", "models", "critic", "distributed")}
+    assert not concrete & import_graph.reached(import_graph.graph(), "turngym.trainers.algorithm")
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ optimizer.lr = 3e-4
 def cells(tmp_path: Path, text: str, *changes: str) -> dict[str, Cell]:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    found = cells_of(read_study_file(path, changes), tmp_path / "out")
-    return {f"{cell.world}/{cell.folder.name}": cell for cell in found}
+    study_cells = cells_of(read_study_file(path, changes), tmp_path / "out")
+    return {f"{cell.world}/{cell.folder.name}": cell for cell in study_cells}
 
 
 def built(cell: Cell) -> Any:
@@ -60,9 +60,9 @@ def said(cell: Cell, *names: str) -> list[Any]:
 
 
 def test_the_shortest_file(tmp_path: Path) -> None:
-    found = cells(tmp_path, SHORT)
-    assert list(found) == [f"alfworld-loops/{name}-seed{seed}" for seed in (0, 1) for name in ("opd", "grpo")]
-    opd, grpo = found["alfworld-loops/opd-seed1"], found["alfworld-loops/grpo-seed0"]
+    by_name = cells(tmp_path, SHORT)
+    assert list(by_name) == [f"alfworld-loops/{name}-seed{seed}" for seed in (0, 1) for name in ("opd", "grpo")]
+    opd, grpo = by_name["alfworld-loops/opd-seed1"], by_name["alfworld-loops/grpo-seed0"]
     # the world's own settings, then [train], then the method's
     assert said(opd, "seed", "steps", "episodes", "optimizer.lr") == [1, 60, 32, 1e-3]
     assert said(opd, "panel", "max_turns", "eval_every", "eval_samples") == ["alfworld-loops-v1", 48, 6, 4]
@@ -76,7 +76,7 @@ def test_the_shortest_file(tmp_path: Path) -> None:
     assert Path(str(training(opd).teacher)).parts[-2:] == ("alfworld-loops", "teacher")
     assert training(grpo).teacher is None
     # runs with the same weights, tasks and seed share their first evaluation
-    starts = [found[f"alfworld-loops/{name}"].same_start for name in ("opd-seed0", "grpo-seed0", "opd-seed1")]
+    starts = [by_name[f"alfworld-loops/{name}"].same_start for name in ("opd-seed0", "grpo-seed0", "opd-seed1")]
     assert starts[0] == starts[1] != starts[2]
 
 
@@ -90,8 +90,8 @@ def test_the_shortest_file(tmp_path: Path) -> None:
 )
 def test_what_changes_the_first_evaluation_is_evaluated_by_itself(tmp_path: Path, changed: str, same: bool) -> None:
     text = f"{SHORT}\n[methods.sdar]\n[methods.other]\nof = 'sdar'\n{changed}\n"
-    found = cells(tmp_path, text)
-    starts = [found[f"alfworld-loops/{name}-seed0"].same_start for name in ("sdar", "other")]
+    by_name = cells(tmp_path, text)
+    starts = [by_name[f"alfworld-loops/{name}-seed0"].same_start for name in ("sdar", "other")]
     assert (starts[0] == starts[1]) == same
 
 
@@ -132,14 +132,14 @@ def test_agents_play_by_the_rules_of_their_world(tmp_path: Path) -> None:
         "train = { max_turns = 3, eval_temperature = 0.5, optimizer.lr = 1.0 }",
         "train.env_kwargs = { reading = 'lenient' }",
     ]
-    found = {cell.method: cell for cell in cells(tmp_path, SHORT + more, *changes, "seeds = [4]").values()}
-    expert, model = found["expert"].settings, found["m"].settings
-    assert expert == found["again"].settings
+    by_method = {cell.method: cell for cell in cells(tmp_path, SHORT + more, *changes, "seeds = [4]").values()}
+    expert, model = by_method["expert"].settings, by_method["m"].settings
+    assert expert == by_method["again"].settings
     paths = ("play.env.max_turns", "play.env.reading", "play.tasks.panel", "play.samples", "play.seed", "agent.name")
     assert [at(expert, path) for path in paths] == [3, "lenient", "alfworld-loops-v1", 4, 4, "expert"]
-    assert said(found["opd"], "max_turns", "eval_temperature") == [3, 0.5]
+    assert said(by_method["opd"], "max_turns", "eval_temperature") == [3, 0.5]
     assert [at(model, path) for path in ("play.env.max_turns", "agent.temperature")] == [3, 0.5]
-    assert {json.dumps(found[name].game["env"]) for name in found} == {json.dumps(expert["play"]["env"])}
+    assert {json.dumps(by_method[name].game["env"]) for name in by_method} == {json.dumps(expert["play"]["env"])}
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_what_no_evaluation_has_is_refused_of_an_agent(change: str, said: str, t
 
 def test_a_list_of_worlds_chooses_among_those_of_the_file(tmp_path: Path) -> None:
     text = SHORT.replace('world = "alfworld-loops"\n', "") + "[worlds.webshop]\nmax_turns = 7\n[worlds.search]\n"
-    found = cells(tmp_path, text, 'worlds = ["webshop", "alfworld"]')
-    assert {cell.world for cell in found.values()} == {"webshop", "alfworld"}
-    assert said(found["webshop/opd-seed0"], "max_turns") == [7]
-    assert said(found["alfworld/opd-seed0"], "max_turns") != [7]
+    by_name = cells(tmp_path, text, 'worlds = ["webshop", "alfworld"]')
+    assert {cell.world for cell in by_name.values()} == {"webshop", "alfworld"}
+    assert said(by_name["webshop/opd-seed0"], "max_turns") == [7]
+    assert said(by_name["alfworld/opd-seed0"], "max_turns") != [7]
 
 
 def test_a_method_is_run_in_worlds_of_its_own(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     [methods.turnopd]
     optimizer.lr = 2.0
     """
-    found = cells(tmp_path, text)
+    by_name = cells(tmp_path, text)
     names = ("alfworld/opd-seed0", "alfworld/turnopd-seed0", "shop/opd-seed0", "shop/turnopd-seed0")
-    assert [said(found[name], "episodes") for name in names] == [[8], [5], [8], [6]]
-    assert [said(found[name], "optimizer.lr") for name in names] == [[1.0], [2.0], [3.0], [2.0]]
-    assert [said(found[name], "optimizer.weight_decay") for name in names] == [[0.5]] * 4
-    assert said(found["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart-v1"]
+    assert [said(by_name[name], "episodes") for name in names] == [[8], [5], [8], [6]]
+    assert [said(by_name[name], "optimizer.lr") for name in names] == [[1.0], [2.0], [3.0], [2.0]]
+    assert [said(by_name[name], "optimizer.weight_decay") for name in names] == [[0.5]] * 4
+    assert said(by_name["shop/opd-seed0"], "max_turns", "panel") == [7, "webshop-quickstart-v1"]
     changed = cells(tmp_path, text, "methods.turnopd.optimizer.lr = 9.0", "seeds = [4]")
     assert said(changed["shop/turnopd-seed4"], "optimizer.lr") == [9.0]
     # a text of a table of any keys is a value of the setting that it turns out to be
@@ -226,16 +226,17 @@ def test_what_methods_share_is_for_those_that_read_it(tmp_path: Path) -> None:
     [methods.grpo]
     grpo.kl_coef = 0.1
     """
-    found = {cell.method: cell for cell in cells(tmp_path, text).values()}
+    by_method = {cell.method: cell for cell in cells(tmp_path, text).values()}
     for name in ("opd", "turnopd"):
-        assert said(found[name], "distill.top_k", "distill.support") == [7, "student"]
+        assert said(by_method[name], "distill.top_k", "distill.support") == [7, "student"]
     # the algorithm lacks it, or another setting leaves it unread
-    assert said(found["sage-opd"], "distill.top_k") == [7]
-    assert said(found["sampled"], "distill.form", "distill.top_k", "distill.support") == ["sampled", 50, "teacher"]
-    assert {name for name in found if at(found[name].settings, "method.dual_clip") == 2.0} == {"sampled", "grpo"}
-    assert said(found["turnopd"], "turnopd.n_min") == [3]
-    assert said(found["depth"], "turnopd.n_min", "turnopd.weight") != [3, "trajectory"]
-    assert said(found["grpo"], "grpo.kl") == ["k1"]
+    assert said(by_method["sage-opd"], "distill.top_k") == [7]
+    assert said(by_method["sampled"], "distill.form", "distill.top_k", "distill.support") == ["sampled", 50, "teacher"]
+    clipped = {name for name, cell in by_method.items() if at(cell.settings, "method.dual_clip") == 2.0}
+    assert clipped == {"sampled", "grpo"}
+    assert said(by_method["turnopd"], "turnopd.n_min") == [3]
+    assert said(by_method["depth"], "turnopd.n_min", "turnopd.weight") != [3, "trajectory"]
+    assert said(by_method["grpo"], "grpo.kl") == ["k1"]
     # what a method says itself must be read
     with pytest.raises(SettingsError, match=r"mine\.toml: methods\.sampled: top_k is 3; it needs "):
         cells(tmp_path, text, "methods.sampled.distill.top_k = 3")
@@ -249,9 +250,9 @@ def test_a_warm_up_fits_short_runs_unless_it_was_asked_for(tmp_path: Path) -> No
 
 def test_evaluations(tmp_path: Path) -> None:
     more = "evaluate = { times = 5, tasks = 7, samples = 2, average = true }"
-    found = cells(tmp_path, SHORT, more)["alfworld-loops/opd-seed0"]
-    assert said(found, "eval_every", "eval_limit", "eval_spread", "eval_samples") == [12, 7, True, 2]
-    assert said(found, "checkpoint_every", "keep_checkpoints") == [12, 4]
+    cell = cells(tmp_path, SHORT, more)["alfworld-loops/opd-seed0"]
+    assert said(cell, "eval_every", "eval_limit", "eval_spread", "eval_samples") == [12, 7, True, 2]
+    assert said(cell, "checkpoint_every", "keep_checkpoints") == [12, 4]
     assert said(cells(tmp_path, SHORT)["alfworld-loops/opd-seed0"], "keep_checkpoints") == [2]
 
 
@@ -270,21 +271,21 @@ def test_models_that_are_made_first(tmp_path: Path) -> None:
     [methods.opd]
     teacher = "starts.strong"
     """
-    found = cells(tmp_path, text)
-    warm, strong = found["alfworld/start-warm"], found["alfworld/start-strong"]
+    by_name = cells(tmp_path, text)
+    warm, strong = by_name["alfworld/start-warm"], by_name["alfworld/start-strong"]
     assert (warm.is_start, warm.steps, training(warm).evaluation) == (True, 3, None)
     # the start itself begins with the world's student
     assert training(warm).models.student.parts[-2:] == ("alfworld", "student")
-    grpo, opd = found["alfworld/grpo-seed0"], found["alfworld/opd-seed0"]
+    grpo, opd = by_name["alfworld/grpo-seed0"], by_name["alfworld/opd-seed0"]
     assert (training(grpo).models.student, grpo.needs) == (warm.model, (warm,))
     assert (training(opd).models.student, training(opd).teacher) == (warm.model, strong.model)
-    assert list(found)[:2] == ["alfworld/start-warm", "alfworld/start-strong"]
+    assert list(by_name)[:2] == ["alfworld/start-warm", "alfworld/start-strong"]
     assert (opd.needs, warm.needs, strong.needs) == ((warm, strong), (), ())
 
 
 def test_an_agent_is_evaluated_and_not_trained(tmp_path: Path) -> None:
-    found = cells(tmp_path, SHORT + '[methods.model]\nagent = "openai:m"\nbase_url = "http://127.0.0.1:1/v1"\n')
-    cell = found["alfworld-loops/model-seed1"]
+    by_name = cells(tmp_path, SHORT + '[methods.model]\nagent = "openai:m"\nbase_url = "http://127.0.0.1:1/v1"\n')
+    cell = by_name["alfworld-loops/model-seed1"]
     assert cell.verb == "eval"
     paths = ("agent.kind", "agent.model", "agent.endpoint.base_url", "play.seed", "play.tasks.panel")
     url, panel = "http://127.0.0.1:1/v1", "alfworld-loops-v1"
@@ -300,8 +301,8 @@ def test_an_environment_of_ones_own(tmp_path: Path) -> None:
     student = "models/s"
     [methods.grpo]
     """
-    found = cells(tmp_path, text)["mine/grpo-seed0"]
-    assert said(found, "play.env.id", "split", "student") == ["turngym/WebShop-v0", "train", "models/s"]
+    cell = cells(tmp_path, text)["mine/grpo-seed0"]
+    assert said(cell, "play.env.id", "split", "student") == ["turngym/WebShop-v0", "train", "models/s"]
 
 
 def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,8 +321,8 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = SHORT + '[methods.mine]\nalgorithm = "entcredit:ALGORITHM"\nentcredit.power = 2.0\n'
-    found = cells(tmp_path, mine)["alfworld-loops/mine-seed0"]
-    assert at(found.settings, "method.entcredit") == {"power": 2.0}
+    cell = cells(tmp_path, mine)["alfworld-loops/mine-seed0"]
+    assert at(cell.settings, "method.entcredit") == {"power": 2.0}
     with pytest.raises(TurngymError, match=r"methods.mine: .*entcredit\.powr.*power"):
         cells(tmp_path, mine.replace("power", "powr"))
     sys.modules.pop("entcredit")
@@ -329,9 +330,9 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_every_row_of_the_study_of_turnopd_trains_what_it_says(tmp_path: Path) -> None:
     study = read_study_file("turnopd", ['worlds = ["webshop"]', "seeds = [5]"])
-    found = {cell.method: built(cell) for cell in cells_of(study, tmp_path)}
-    depth: dict[str, Any] = {name: algorithm.depth for name, algorithm in found.items()}
-    weight: dict[str, Any] = {name: algorithm.weight for name, algorithm in found.items()}
+    by_method = {cell.method: built(cell) for cell in cells_of(study, tmp_path)}
+    depth: dict[str, Any] = {name: algorithm.depth for name, algorithm in by_method.items()}
+    weight: dict[str, Any] = {name: algorithm.weight for name, algorithm in by_method.items()}
     assert depth["opd"] == FixedDepth(h_max=12)
     # the shop's own schedule
     assert isinstance(depth["tcod"], Curriculum)
@@ -351,7 +352,7 @@ def test_every_row_of_the_study_of_turnopd_trains_what_it_says(tmp_path: Path) -
     assert [plan.cap for plan in plans] == [6, 6, 6]
     assert isinstance(weight["fixed-6"], Static)
     for name in ("guided-opd", "atod", "sage-opd", "grpo-opd"):
-        assert (found[name].name, depth[name]) == (name, FixedDepth(h_max=12))
+        assert (by_method[name].name, depth[name]) == (name, FixedDepth(h_max=12))
 
 
 @pytest.mark.parametrize(("world", "rate", "turns"), [("alfworld-loops", 1e-3, 48), ("webshop-loops", 2e-5, 30)])
@@ -363,10 +364,10 @@ def test_a_cell_learns_at_its_worlds_rate(world: str, rate: float, turns: int, t
 @pytest.mark.parametrize("name", late(built_in(), "learn", "bench", "paper-luffy"))
 def test_the_studies_that_come_along_can_be_run(name: str, tmp_path: Path) -> None:
     study = read_study_file(name, ["seeds = [0]"])
-    found = cells_of(study, tmp_path)
+    study_cells = cells_of(study, tmp_path)
     assert study.title
     assert study.file.tables
-    assert len({cell.folder for cell in found}) == len(found)
+    assert len({cell.folder for cell in study_cells}) == len(study_cells)
 
 
 def test_the_list_and_the_commands_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

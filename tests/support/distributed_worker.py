@@ -58,9 +58,9 @@ def whole_weights(ranks: Ranks, out: Path) -> list[str]:
         for _ in range(1 + ranks.rank):
             logits = model(ids).logits
         same = [torch.equal(weights[name], value) for name, value in plain.state_dict().items()]
-        said = f"{all(same)} {weights.keys() == plain.state_dict().keys()} {torch.equal(logits, plain(ids).logits)}"
+        checks = f"{all(same)} {weights.keys() == plain.state_dict().keys()} {torch.equal(logits, plain(ids).logits)}"
     share = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return ranks.all_gather(f"{said} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
+    return ranks.all_gather(f"{checks} {2 * share == sum(parameter.numel() for parameter in plain.parameters())}")
 
 
 def two_precisions(ranks: Ranks, out: Path) -> list[str]:
@@ -81,8 +81,8 @@ def two_precisions(ranks: Ranks, out: Path) -> list[str]:
     ranks.shard(model)
     for each in (plain, model):
         each(torch.ones(3, 4).bfloat16()).sum().backward()
-    found = zip(plain.parameters(), model.parameters(), strict=True)
-    same = all(torch.equal(one.grad, other.grad.full_tensor()) for one, other in found)
+    pairs = zip(plain.parameters(), model.parameters(), strict=True)
+    same = all(torch.equal(whole.grad, sharded.grad.full_tensor()) for whole, sharded in pairs)
     model = Values()
     model.head.bias.data = model.head.bias.data.bfloat16()
     return ranks.all_gather(f"{same} {caught(ranks, lambda: ranks.shard(model))[0]}")
@@ -146,9 +146,9 @@ def main(out: Path) -> None:
     with open_ranks(timeout=15) as ranks:
         for line in json.loads((out / "commands.json").read_text()):
             run_training(resolved(line).spec, ranks)
-        said = {work.__name__: work(ranks, out / work.__name__) for work in TRIALS}
+        endings = {work.__name__: work(ranks, out / work.__name__) for work in TRIALS}
         if ranks.rank == 0:
-            (out / "said.json").write_text(json.dumps(said))
+            (out / "said.json").write_text(json.dumps(endings))
         rank = ranks.rank
     (out / f"threads-{rank}.json").write_text(json.dumps(threads()))
 

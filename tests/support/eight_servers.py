@@ -34,9 +34,8 @@ def named_results(body: Body) -> Fault | None:
     """Gemini: a result says of which function it is."""
     for place, message in enumerate(body["messages"]):
         if message["role"] == "tool" and not message.get("name"):
-            text = (
-                f"* GenerateContentRequest.contents[{place}].parts[0].function_response.name: Name cannot be empty.\n"
-            )
+            field = f"GenerateContentRequest.contents[{place}].parts[0].function_response.name"
+            text = f"* {field}: Name cannot be empty.\n"
             return Fault(400, raw=json.dumps([{"error": {"code": 400, "message": text}}]).encode())
     return None
 
@@ -54,10 +53,8 @@ def no_system(body: Body) -> Fault | None:
     roles = [message["role"] for message in body["messages"]]
     if "system" in roles:
         return refuse("System role not supported", code=400)
-    wanted = ["user", "assistant"] * len(roles)
-    return (
-        None if roles == wanted[: len(roles)] else refuse("Conversation roles must alternate user/assistant", code=400)
-    )
+    in_turn = roles == (["user", "assistant"] * len(roles))[: len(roles)]
+    return None if in_turn else refuse("Conversation roles must alternate user/assistant", code=400)
 
 
 MAX_TOKENS = (
@@ -76,9 +73,8 @@ def door_of(body: Body) -> int:
 def call_of(body: Body, **more: Any) -> Body:
     arguments = json.dumps({"action": f"open door {door_of(body)}"})
     name = body["tools"][0]["function"]["name"]
-    return {"id": f"call{len(body['messages']):05}", "type": "function", **more} | {
-        "function": {"name": name, "arguments": arguments}
-    }
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call{len(body['messages']):05}", "type": "function", **more, "function": function}
 
 
 def calls(**more: Any) -> Callable[[Body], Body]:
@@ -102,9 +98,8 @@ def bare_json(body: Body) -> Body:
     if "tools" not in body:
         return calls()(body)
     call = call_of(body)["function"]
-    return {
-        "content": f"```json\n{json.dumps({'name': call['name'], 'parameters': json.loads(call['arguments'])})}\n```"
-    }
+    written = json.dumps({"name": call["name"], "parameters": json.loads(call["arguments"])})
+    return {"content": f"```json\n{written}\n```"}
 
 
 def usage(**more: Any) -> Callable[[Body], Body]:
@@ -113,11 +108,11 @@ def usage(**more: Any) -> Callable[[Body], Body]:
 
 def second_choice(body: Body) -> Body:
     """A gateway in front of Claude: the text in one choice, the call in the next."""
-    found = {**usage()(body), "model": "anthropic/claude-haiku", "provider": "Somebody", "routing_score": 0.5}
+    answer = {**usage()(body), "model": "anthropic/claude-haiku", "provider": "Somebody", "routing_score": 0.5}
     if "tools" in body:
         both = [{"role": "assistant", "content": "So."}, {"role": "assistant", "tool_calls": [call_of(body)]}]
-        found["choices"] = [{"index": n, "message": m, "finish_reason": "tool_calls"} for n, m in enumerate(both)]
-    return found
+        answer["choices"] = [{"index": n, "message": m, "finish_reason": "tool_calls"} for n, m in enumerate(both)]
+    return answer
 
 
 FILTER = {"content_filter_results": {"violence": {"filtered": False, "severity": "safe"}}}
@@ -138,7 +133,7 @@ class Server:
 
     def fake(self) -> FakeOpenAI:
         def fault(number: int, body: Body) -> Fault | None:
-            return next((found for rule in self.rules if (found := rule(body)) is not None), None)
+            return next((refusal for rule in self.rules if (refusal := rule(body)) is not None), None)
 
         return FakeOpenAI(model="", message=self.said, fault=fault, extra=self.extra, usage=False)
 
@@ -161,7 +156,7 @@ SERVERS = {
     ),
     "deepseek": Server(
         calls(reasoning_content="hm"),
-        (*COMMON, reasoned_calls("reasoning_content", DEEPSEEK)),
+        (*COMMON, reasoned_calls(DEEPSEEK)),
         {"reasoning": True, "thoughts": "reasoning_content", "calls": "parsed"},
         {"reasoning": False, "calls": "not asked for", "stop": False},
         extra=usage(prompt_cache_hit_tokens=64, prompt_cache_miss_tokens=36),
@@ -220,7 +215,7 @@ def refused(fake: FakeOpenAI) -> list[bool]:
 
 def page_row(name: str, profile: EndpointProfile) -> str:
     """The line of docs/research/handshakes.md about a server."""
-    usual, found = dict(EndpointProfile().rows()), dict(profile.rows())
-    takes = [f"{label}: {found[label]}" for label in [*usual][:11] if found[label] != usual[label]]
-    shown = (name, "; ".join(takes), *(found[label] for label in ("calls come", "reasoning comes in", "noticed")))
-    return f"| {' | '.join(shown)} |".replace("|  |", "| |").replace("|  |", "| |")
+    usual, rows = dict(EndpointProfile().rows()), dict(profile.rows())
+    takes = [f"{label}: {rows[label]}" for label in [*usual][:11] if rows[label] != usual[label]]
+    cells = (name, "; ".join(takes), *(rows[label] for label in ("calls come", "reasoning comes in", "noticed")))
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")

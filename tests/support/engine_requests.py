@@ -43,15 +43,15 @@ def request(session: str, prompt: Any, stream: tuple[int, ...] = (0,), **samplin
     return GenerateRequest(session=session, prompt_ids=ids, sampling=Sampling(**sampling), stream=stream)
 
 
-def reference_ids(model: Any, asked: GenerateRequest) -> list[int]:
+def reference_ids(model: Any, request: GenerateRequest) -> list[int]:
     """transformers' own greedy continuation of the whole history, one row."""
-    ids = torch.tensor(asked.prompt_ids)[None].long()
+    ids = torch.tensor(request.prompt_ids)[None].long()
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
-        max_new_tokens=asked.sampling.max_new_tokens,
-        eos_token_id=list(asked.sampling.stop_ids) or None,
+        max_new_tokens=request.sampling.max_new_tokens,
+        eos_token_id=list(request.sampling.stop_ids) or None,
         pad_token_id=0,
     )
     return list(out[0, ids.shape[1] :].tolist())
@@ -71,13 +71,13 @@ def play(engine: Any, turns: int, sessions: int, temperature: float) -> list[Any
     history = {f"s{i}": rng.integers(0, VOCAB, rng.integers(1, 30)) for i in range(sessions)}
     played = []
     for turn in range(turns):
-        asked = []
+        requests = []
         for i, (name, prompt) in enumerate(history.items()):
             if rng.random() < 0.8:
                 sampling = {"temperature": temperature, "max_new_tokens": int(rng.integers(1, 9)), "stop_ids": EOS}
-                asked.append(request(name, prompt, (7, i, turn), **sampling))
-        for one, generation in zip(asked, engine.generate(asked), strict=True):
-            played.append((one, generation))
+                requests.append(request(name, prompt, (7, i, turn), **sampling))
+        for sent, generation in zip(requests, engine.generate(requests), strict=True):
+            played.append((sent, generation))
             observation = rng.integers(0, VOCAB, rng.integers(1, 12))
-            history[one.session] = np.concatenate((one.prompt_ids, generation.ids, observation))
+            history[sent.session] = np.concatenate((sent.prompt_ids, generation.ids, observation))
     return played

@@ -39,7 +39,7 @@ def vf_eval(folder: Path, url: str, *words: str, model: str = "expert") -> list[
     return [json.loads(line) for line in lines]
 
 
-def on_panel(folder: Path, panel: str, max_turns: int = 12) -> list[str]:
+def on_panel(folder: Path, panel: str) -> list[str]:
     """The words with which verifiers plays `panel` and adds its episodes to a trace in `folder`."""
-    options = {"panel": panel, "max-turns": max_turns, "trace": folder / "trace.jsonl"}
+    options = {"panel": panel, "max-turns": 12, "trace": folder / "trace.jsonl"}
     return [word for name, value in options.items() for word in (f"--env.taskset.{name}", str(value))]

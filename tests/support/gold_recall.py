@@ -23,21 +23,19 @@ class Recall:
 
 def question_recall(questions: Sequence[Question], retriever: Retriever, k: int = 3) -> Recall:
     """The best `k` passages for each question's text."""
-    found = retriever.search([question.question for question in questions], k)
-    return _recall(questions, [{hit.passage.id for hit in hits} for hits in found])
+    rows = retriever.search([question.question for question in questions], k)
+    return _recall(questions, [{hit.passage.id for hit in hits} for hits in rows])
 
 
 def hop_recall(questions: Sequence[Question], retriever: Retriever, k: int = 3) -> Recall:
     """The best `k` passages for each gold sub-query, taken together per question."""
-    hits = iter(retriever.search([hop for question in questions for hop in question.hops], k))
-    return _recall(questions, [{hit.passage.id for _ in question.hops for hit in next(hits)} for question in questions])
+    rows = iter(retriever.search([hop for question in questions for hop in question.hops], k))
+    return _recall(questions, [{hit.passage.id for _ in question.hops for hit in next(rows)} for question in questions])
 
 
-def _recall(questions: Sequence[Question], found: Sequence[set[str]]) -> Recall:
-    shares = [
-        len(ids.intersection(question.gold_ids)) / len(set(question.gold_ids))
-        for question, ids in zip(questions, found, strict=True)
-    ]
+def _recall(questions: Sequence[Question], found_ids: Sequence[set[str]]) -> Recall:
+    pairs = zip(questions, found_ids, strict=True)
+    shares = [len(ids.intersection(question.gold_ids)) / len(set(question.gold_ids)) for question, ids in pairs]
     count = max(1, len(shares))
     return Recall(
         recall=sum(shares) / count,

@@ -30,8 +30,9 @@ def answered_calls(body: Body) -> Fault | None:
     messages = body["messages"]
     for place, message in assistants(body):
         wanted = [call["id"] for call in message.get("tool_calls") or ()]
-        found = [m.get("tool_call_id") for m in messages[place + 1 : place + 1 + len(wanted)] if m["role"] == "tool"]
-        if sorted(wanted) != sorted(found):
+        behind = messages[place + 1 : place + 1 + len(wanted)]
+        answered = [message.get("tool_call_id") for message in behind if message["role"] == "tool"]
+        if sorted(wanted) != sorted(answered):
             return refuse("An assistant message with 'tool_calls' must be followed by tool messages for each call.")
     return None
 
@@ -56,12 +57,12 @@ def signed_calls(body: Body) -> Fault | None:
     return None
 
 
-def reasoned_calls(field: str, words: str) -> Rule:
+def reasoned_calls(words: str) -> Rule:
     """DeepSeek, Kimi: the reasoning of every turn with calls, an empty one included."""
 
     def rule(body: Body) -> Fault | None:
         for place, message in assistants(body):
-            if message.get("tool_calls") and field not in message:
+            if message.get("tool_calls") and "reasoning_content" not in message:
                 return refuse(words.format(place), code="invalid_request_error")
         return None
 
@@ -145,7 +146,7 @@ class Family:
             return said
 
         def fault(number: int, body: Body) -> Fault | None:
-            return next((found for rule in self.rules if (found := rule(body)) is not None), None)
+            return next((refusal for rule in self.rules if (refusal := rule(body)) is not None), None)
 
         return FakeOpenAI(message=message, fault=fault)
 
@@ -187,10 +188,10 @@ COMMON = (answered_calls, named_calls)
 FAMILIES = {
     "openai": Family(with_call(refusal=None, annotations=[]), COMMON),
     "gemini": Family(signed, (*COMMON, signed_calls)),
-    "deepseek": Family(thinking, (*COMMON, reasoned_calls("reasoning_content", DEEPSEEK)), True),
+    "deepseek": Family(thinking, (*COMMON, reasoned_calls(DEEPSEEK)), True),
     "kimi": Family(
         thinking,
-        (*COMMON, reasoned_calls("reasoning_content", KIMI), never_empty("message {} with role 'assistant' is empty")),
+        (*COMMON, reasoned_calls(KIMI), never_empty("message {} with role 'assistant' is empty")),
         True,
     ),
     "minimax": Family(detailed("reasoning_details"), (*COMMON, detailed_calls("reasoning_details"))),
@@ -211,10 +212,7 @@ FAMILIES = {
     # it refuses its own ids, with the one status that it has
     "mlx": Family(
         lambda body, number: renamed(with_call()(body, number)),
-        (
-            *COMMON,
-            lambda body: mistral_order(body) and refuse("Tool call IDs should have length 9!", 404),
-        ),
+        (*COMMON, lambda body: mistral_order(body) and refuse("Tool call IDs should have length 9!", 404)),
     ),
     "groq": Family(
         with_call(reasoning="hm"),

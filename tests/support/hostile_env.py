@@ -120,8 +120,8 @@ class HostileEnv(TextEnv):
         return Outcome(observation="Here.", reward=STEPS[self._task](), terminated=True)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        *gave, info = super().step(action)
-        return *gave, info | (VALUES.get(self._task, {}) if self._steps == 2 else {})  # type: ignore[return-value]
+        *result, info = super().step(action)
+        return *result, info | (VALUES.get(self._task, {}) if self._steps == 2 else {})  # type: ignore[return-value]
 
     def close(self) -> None:
         super().close()

@@ -161,9 +161,9 @@ def ask_endpoint(url: str, loop: LoopThread, seconds: float) -> str:
 
 def ask_judge(url: str, loop: LoopThread, seconds: float) -> str:
     judge = HttpJudge(options=judge_of(url, judge_votes=2, judge_timeout=seconds, judge_tries=1))
-    [found] = judge.judge([JudgeRequest(name="task 1", kind="score", response="r", next_state="s")])
+    [judgment] = judge.judge([JudgeRequest(name="task 1", kind="score", response="r", next_state="s")])
     judge.close()
-    return found.error if found.votes == (None, None) else ""
+    return judgment.error if judgment.votes == (None, None) else ""
 
 
 def ask_server(url: str, loop: LoopThread, seconds: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import import_graph
-from import_graph import ROOMS, ROOT, Graph
+from import_graph import ROOMS, ROOT
 
 STARTS = {
     "evaluate": "turngym.agents.evaluation.evaluate",
@@ -17,21 +17,11 @@ STARTS = {
     "the live proxy": "turngym.trainers.live.run",
     "TurnOPD": "turngym.trainers.algorithms.turnopd",
 }
-"""What a reader may start from, and its module; reached is what it imports, directly or not, and itself."""
+"""What a reader may start from, and its module. Its files are what it imports, directly or not, and itself."""
 
 
 def lines(path: Path) -> int:
     return path.read_text(encoding="utf-8").count("\n")
-
-
-def reached(edges: Graph, start: str) -> set[str]:
-    """The modules that `start` imports, directly or not, and itself."""
-    seen, waiting = {start}, [start]
-    while waiting:
-        fresh = edges.get(waiting.pop(), frozenset()) - seen
-        seen |= fresh
-        waiting += fresh
-    return seen
 
 
 def figures() -> dict[str, int | str]:
@@ -42,11 +32,11 @@ def figures() -> dict[str, int | str]:
     folders = import_graph.folders(edges)
     both = sum(other in folders and here in folders[other] for here, others in folders.items() for other in others) // 2
     tests = {path: lines(path) for path in (ROOT / "tests").rglob("*.py")}
-    found: dict[str, int | str] = {
+    of_room = {room: sum(size for path, size in sizes.items() if path.is_relative_to(ROOT / room)) for room in ROOMS}
+    of_start = {name: {start} | import_graph.reached(edges, start) for name, start in STARTS.items()}
+    return {
         "source lines": sum(sizes.values()),
-        **{
-            f"  {room}": sum(size for path, size in sizes.items() if path.is_relative_to(ROOT / room)) for room in ROOMS
-        },
+        **{f"  {room}": size for room, size in of_room.items()},
         "files": len(modules),
         "folders": len({path.parent for path in sizes if path.name != "__init__.py"}),
         "lines a file, median / p90": f"{median(modules):.0f} / {quantiles(modules, n=10)[-1]:.0f}",
@@ -56,8 +46,8 @@ def figures() -> dict[str, int | str]:
         "pairs of folders both ways": both,
         "test lines": sum(tests.values()),
         "test files": len(tests),
+        **{f"files reached from {name}": len(files) for name, files in of_start.items()},
     }
-    return {**found, **{f"files reached from {name}": len(reached(edges, start)) for name, start in STARTS.items()}}
 
 
 def tests_of(module: str) -> list[str]:

@@ -15,14 +15,14 @@ Graph = Mapping[str, frozenset[str]]
 @cache
 def modules() -> Mapping[str, Path]:
     """Full name -> file, of every module and package of the rooms."""
-    found = {}
+    paths = {}
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(("turngym", *parts)).removesuffix(".__init__")
             if not name.startswith("turngym.scripts.turngym"):  # the root package: `turngym` itself
-                found[name] = path
-    return found
+                paths[name] = path
+    return paths
 
 
 @cache
@@ -46,8 +46,8 @@ def _statements(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 def target(name: str) -> str | None:
     """The module of the rooms that importing `name` loads (`turngym.a.b.Thing` loads `turngym.a.b`), if any."""
-    known = modules()
-    return name if name in known else next((part for part in (name.rpartition(".")[0],) if part in known), None)
+    parent = name.rpartition(".")[0]
+    return name if name in modules() else parent if parent in modules() else None
 
 
 @cache
@@ -55,41 +55,40 @@ def graph() -> Graph:
     """module -> modules that it imports, late and type-checking imports included; packages' own files left out."""
     edges = {}
     for name, path in modules().items():
-        targets = {target(imported) for _, imported, _ in statements(path)}
-        edges[name] = frozenset(
-            found for found in targets if found and found != name and modules()[found].name != "__init__.py"
-        )
+        targets = {target(imported) for _, imported, _ in statements(path)} - {None, name}
+        edges[name] = frozenset(other for other in targets if other and modules()[other].name != "__init__.py")
     return edges
+
+
+def reached(edges: Graph, start: str) -> set[str]:
+    """The modules that `start` imports, directly or not; itself where they lead back to it."""
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        fresh = edges.get(waiting.pop(), frozenset()) - seen
+        seen |= fresh
+        waiting += fresh
+    return seen
 
 
 def circles(edges: Graph) -> list[list[str]]:
     """Groups of modules that import each other, directly or around corners (strongly connected components)."""
-
-    def reach(start: str) -> set[str]:
-        seen: set[str] = set()
-        waiting = [start]
-        while waiting:
-            fresh = edges.get(waiting.pop(), frozenset()) - seen
-            seen |= fresh
-            waiting += fresh
-        return seen
-
-    reached = {name: reach(name) for name in edges}
+    below = {name: reached(edges, name) for name in edges}
     groups = {
-        tuple(sorted({name} | {other for other in reached[name] if name in reached.get(other, ())}))
+        tuple(sorted({name} | {other for other in below[name] if name in below.get(other, ())}))
         for name in edges
-        if name in reached[name]
+        if name in below[name]
     }
     return [list(group) for group in sorted(groups)]
 
 
 def folders(edges: Graph) -> Graph:
     """The graph of folders: an edge wherever a file of one imports a file of another."""
-    found: dict[str, set[str]] = {}
+    edges_of: dict[str, set[str]] = {}
     for name, targets in edges.items():
         here = str(modules()[name].parent)
-        found.setdefault(here, set()).update(str(modules()[other].parent) for other in targets)
-    return {here: frozenset(others - {here}) for here, others in found.items()}
+        edges_of.setdefault(here, set()).update(str(modules()[other].parent) for other in targets)
+    return {here: frozenset(others - {here}) for here, others in edges_of.items()}
 
 
 def longest_chain(edges: Graph) -> list[str]:
@@ -109,7 +108,7 @@ def loaded(name: str) -> frozenset[str]:
     seen, waiting = {name}, [name]
     while waiting:
         targets = {target(imported) for _, imported, late in statements(modules()[waiting.pop()]) if not late}
-        fresh = {found for found in targets if found is not None} - seen
+        fresh = {module for module in targets if module is not None} - seen
         seen |= fresh
         waiting += fresh
     return frozenset(seen)

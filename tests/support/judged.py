@@ -32,10 +32,8 @@ class Says:
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Judgment]:
         self.asked.extend(requests)
-        return [
-            Judgment(votes=(votes := self.votes(request)), error="it is asleep" if None in votes else "")
-            for request in requests
-        ]
+        answers = [self.votes(request) for request in requests]
+        return [Judgment(votes=votes, error="it is asleep" if None in votes else "") for votes in answers]
 
 
 def boxed(*scores: int) -> tuple[str, ...]:
@@ -53,11 +51,11 @@ def with_texts(episode: Episode, observations: Sequence[str], final: str = "", *
 
 def whispered(episodes: Sequence[Episode]) -> list[Episode]:
     """Prompts with the last two ids of the observation said once more, as if somebody had pointed at them."""
-    found = []
+    hinted = []
     for episode in episodes:
         turns = [
             turn if turn.hint is None else replace(turn, hint_prompt_ids=np.repeat(episode.prompt_ids(turn), 2)[-9:])
             for turn in episode.turns
         ]
-        found.append(replace(episode, turns=tuple(turns)))
-    return found
+        hinted.append(replace(episode, turns=tuple(turns)))
+    return hinted

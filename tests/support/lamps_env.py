@@ -74,8 +74,8 @@ class LampsEnv(TextEnv):
         if action == "read note":
             here = self.room == self.goal
             self.read = self.read or here
-            said = f"The note says: the {self.color} lamp." if here else "There is no note here."
-            return Outcome(observation=said)
+            note = f"The note says: the {self.color} lamp." if here else "There is no note here."
+            return Outcome(observation=note)
         self.done = self.room == self.goal and action == f"switch {self.color} lamp on"
         if self.done:
             return Outcome(observation="It is light.", reward=1.0, terminated=True)

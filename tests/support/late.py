@@ -11,10 +11,10 @@ import pytest
 def late(rows: Iterable[Any], *kept: Any, mark: pytest.MarkDecorator = pytest.mark.long) -> list[Any]:
     """`rows` as parameters: those of `kept`, rows or the first values of rows, are as the test is. All others have the
     mark: they are long, or nightly."""
-    found = []
+    parameters = []
     for row in rows:
         values = row if isinstance(row, tuple) else (row,)
         marks = () if row in kept or values[0] in kept else mark
-        found.append(pytest.param(*values, marks=marks))
-    assert sum(not one.marks for one in found) >= len(kept) > 0, f"there is no {kept}"
-    return found
+        parameters.append(pytest.param(*values, marks=marks))
+    assert sum(not parameter.marks for parameter in parameters) >= len(kept) > 0, f"there is no {kept}"
+    return parameters

@@ -15,16 +15,16 @@ NAMED = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NPY_DI
 
 def computed_on() -> str:
     """Processor, kernel and threads of every BLAS that is loaded, versions, and what the environment says of them."""
-    said = [f"{processor()} ({os.cpu_count()} cores)", *kernels(), f"NumPy {np.__version__}"]
+    facts = [f"{processor()} ({os.cpu_count()} cores)", *kernels(), f"NumPy {np.__version__}"]
     if (torch := sys.modules.get("torch")) is not None:
-        said.append(f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()} x{torch.get_num_threads()}")
-    return ", ".join([*said, *(f"{name}={os.environ[name]}" for name in NAMED if name in os.environ)])
+        facts.append(f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()} x{torch.get_num_threads()}")
+    return ", ".join([*facts, *(f"{name}={os.environ[name]}" for name in NAMED if name in os.environ)])
 
 
 def processor() -> str:
     """The processor's name, as the system knows it."""
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
@@ -37,4 +37,4 @@ def kernels() -> list[str]:
     from threadpoolctl import threadpool_info
 
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return [f"{one['internal_api']} {one.get('architecture') or ''} x{one['num_threads']}" for one in pools]
+    return [f"{pool['internal_api']} {pool.get('architecture') or ''} x{pool['num_threads']}" for pool in pools]

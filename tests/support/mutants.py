@@ -112,27 +112,27 @@ def _changes(node: ast.AST) -> list[Change]:
         case ast.BoolOp():
             return [_operator]
         case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
-            return [lambda found: found.operand]
+            return [lambda node: node.operand]
         case ast.Call(func=ast.Attribute(attr=name)) if name in DROPPED:
-            return [lambda found: found.func.value]
+            return [lambda node: node.func.value]
         case ast.Attribute(attr=name) if name in NAMES:
             return [_renamed]
         case ast.Attribute(attr=name, ctx=ast.Load()) if name in TWINS:
             return [_twin]
         case ast.Attribute(attr=name, ctx=ast.Load()) if name in COLUMNS:
-            return [lambda found: ast.BinOp(left=found, op=ast.Mult(), right=ast.Constant(value=0))]
+            return [lambda node: ast.BinOp(left=node, op=ast.Mult(), right=ast.Constant(value=0))]
         case ast.Name(id="max" | "min"):
-            return [lambda found: ast.Name(id=NAMES[found.id], ctx=found.ctx)]
+            return [lambda node: ast.Name(id=NAMES[node.id], ctx=node.ctx)]
         case ast.Constant(value=float() | int() as value) if not isinstance(value, bool):
-            return [lambda found: ast.Constant(value=found.value + 1)]
+            return [lambda node: ast.Constant(value=node.value + 1)]
         case ast.Constant(value=True | False as value):
-            return [lambda found: ast.Constant(value=not found.value)]
+            return [lambda node: ast.Constant(value=not node.value)]
         case ast.IfExp():
-            return [lambda found: ast.IfExp(test=found.test, body=found.orelse, orelse=found.body)]
+            return [lambda node: ast.IfExp(test=node.test, body=node.orelse, orelse=node.body)]
         case ast.If(test=ast.Name() | ast.Attribute() | ast.Call()):
             return [_other_branch]
         case ast.Constant(value=str(value)):
-            return [lambda found: ast.Constant(value=f"{value}_")]
+            return [lambda node: ast.Constant(value=f"{value}_")]
         case ast.Call() if not _symmetric(node.func):
             return [*_exchanges(node)]
         case _:
@@ -170,13 +170,13 @@ def _exchanges(call: ast.Call) -> Iterator[Change]:
         pairs = enumerate(itertools.pairwise(call.args))
         yield from (partial(_exchanged, first=first) for first, pair in pairs if first >= start and _differ(*pair))
     named = enumerate(itertools.pairwise(call.keywords))
-    for first, (one, other) in named:
-        if one.arg is not None and other.arg is not None and _differ(one.value, other.value):
+    for first, (left, right) in named:
+        if left.arg is not None and right.arg is not None and _differ(left.value, right.value):
             yield partial(_exchanged_values, first=first)
 
 
-def _differ(one: ast.AST, other: ast.AST) -> bool:
-    return ast.unparse(one) != ast.unparse(other)
+def _differ(left: ast.AST, right: ast.AST) -> bool:
+    return ast.unparse(left) != ast.unparse(right)
 
 
 def _exchanged(node: Any, first: int) -> ast.AST:
@@ -187,11 +187,9 @@ def _exchanged(node: Any, first: int) -> ast.AST:
 
 def _exchanged_values(node: Any, first: int) -> ast.AST:
     keywords = list(node.keywords)
-    one, two = keywords[first], keywords[first + 1]
-    keywords[first], keywords[first + 1] = (
-        ast.keyword(arg=one.arg, value=two.value),
-        ast.keyword(arg=two.arg, value=one.value),
-    )
+    left, right = keywords[first], keywords[first + 1]
+    keywords[first] = ast.keyword(arg=left.arg, value=right.value)
+    keywords[first + 1] = ast.keyword(arg=right.arg, value=left.value)
     return ast.Call(func=node.func, args=node.args, keywords=keywords)
 
 
@@ -216,21 +214,21 @@ def _compiled(tree: ast.Module, function: Callable[..., Any]) -> CodeType:
     code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec")
     exec(code, dict(function.__globals__), space)
     mutant = space[function.__name__]
-    made: CodeType = inspect.unwrap(getattr(mutant, "fget", mutant)).__code__
-    return made
+    broken: CodeType = inspect.unwrap(getattr(mutant, "fget", mutant)).__code__
+    return broken
 
 
 def literal_tests(file: str, request: pytest.FixtureRequest, without: str = "$^") -> list[Callable[[], None]]:
     """The tests of `file` that draw nothing, ready to be called; not those whose name matches `without`."""
-    found = []
+    calls = []
     module = importlib.import_module(f"test_{file}")
     for name, test in vars(module).items():
         literal = inspect.isfunction(test) and not hasattr(test, "hypothesis")
         if name.startswith("test_") and literal and not re.search(without, name):
             fixtures = {part: _fixture(part, module, request) for part in _fixtures(test) - {"tmp_path"}}
             for given in _parameters(test):
-                found.append(_in_new_folder(partial(test, **fixtures, **given), request))
-    return found
+                calls.append(_in_new_folder(partial(test, **fixtures, **given), request))
+    return calls
 
 
 def _in_new_folder(test: partial[None], request: pytest.FixtureRequest) -> Callable[[], None]:
@@ -259,9 +257,8 @@ def _parameters(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
     for row in itertools.product(*(mark.args[1] for mark in marks)):
         given: dict[str, Any] = {}
         for mark, values in zip(marks, row, strict=True):
-            names = (
-                [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
-            )
+            names = mark.args[0]
+            names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
             given |= dict(zip(names, values if len(names) > 1 else (values,), strict=True))
         yield given
 
@@ -328,23 +325,23 @@ def assert_noticed(
     wrong = []
     places = {function.__qualname__: function.__module__.rpartition(".")[2] for function in functions}
     for name, module in places.items():
-        found = [one for one in alive if one.startswith(f"{name}: ")]
+        surviving = [mutant for mutant in alive if mutant.startswith(f"{name}: ")]
         known = same.get(f"{module}.{name}") or same.get(name)
         count, why = known or (0, "none is known to compute the same")
-        if len(found) != count:
-            wrong += [f"{name}: {len(found)} survive, not {count} ({why})", *found]
+        if len(surviving) != count:
+            wrong += [f"{name}: {len(surviving)} survive, not {count} ({why})", *surviving]
     assert not wrong, "\n".join(wrong)
 
 
 def functions(module: ModuleType) -> list[Callable[..., Any]]:
     """Every function, method and property that is written in `module`."""
-    found: list[Callable[..., Any]] = []
+    written: list[Callable[..., Any]] = []
     for value in vars(module).values():
         if getattr(value, "__module__", None) == module.__name__:
             members = vars(value).values() if inspect.isclass(value) else (value,)
             plain = (inspect.unwrap(getattr(member, "fget", None) or member) for member in members)
-            found += [member for member in plain if isinstance(member, FunctionType) and _written(member, module)]
-    return found
+            written += [member for member in plain if isinstance(member, FunctionType) and _written(member, module)]
+    return written
 
 
 def _written(function: FunctionType, module: ModuleType) -> bool:

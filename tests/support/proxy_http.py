@@ -52,8 +52,8 @@ class Served(ServedProxy):
         with self.http.stream("POST", "/chat/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
-                    said = line.removeprefix("data: ")
-                    yield said if said == "[DONE]" else json.loads(said)
+                    data = line.removeprefix("data: ")
+                    yield data if data == "[DONE]" else json.loads(data)
 
     def stop(self) -> None:
         self.policy.flow()

@@ -84,23 +84,23 @@ class StreamingEcho(EchoPolicy):
         self.step()
 
     def stream(self, requests: Sequence[GenerateRequest], watches: Sequence[Watch | None]) -> list[Generation]:
-        found = self.generate(requests)
-        ends: list[int | None] = [None] * len(found)
-        for step in range(max(len(generation.ids) for generation in found)):
+        generations = self.generate(requests)
+        ends: list[int | None] = [None] * len(generations)
+        for step in range(max(len(generation.ids) for generation in generations)):
             if None not in ends:
                 break
             if self.paced:
                 assert self.steps.acquire(timeout=20)
-            if len(found) > 1 and step == self.fail_after:
+            if len(generations) > 1 and step == self.fail_after:
                 self.fail_after = None
                 raise RuntimeError("out of memory")
-            for row, (generation, watch) in enumerate(zip(found, watches, strict=True)):
+            for row, (generation, watch) in enumerate(zip(generations, watches, strict=True)):
                 if ends[row] is None and step < len(generation.ids):
                     self.drawn += 1
                     token, logprob = int(generation.ids[step]), float(generation.logprobs[step])
                     if watch is not None and not watch(token, logprob):
                         ends[row] = step + 1
-        return [_cut(generation, end) for generation, end in zip(found, ends, strict=True)]
+        return [_cut(generation, end) for generation, end in zip(generations, ends, strict=True)]
 
 
 def _cut(generation: Generation, end: int | None) -> Generation:

@@ -34,16 +34,16 @@ def main(paths: list[Path]) -> None:
     # the last four are training seeds of two methods in one world, as a table compares them
     last = list(packed.values())[-4:]
     runs = [task_means(result.episodes) for result in last]
-    clusters = {one.task.task_id: one.task.cluster for one in last[0].episodes}
-    found = [over_seeds(runs, clusters=clusters), rise(runs[:2], runs[2:], clusters=clusters), seed_spread(runs)]
-    print(json.dumps(list(map(plain, found))))
+    clusters = {episode.task.task_id: episode.task.cluster for episode in last[0].episodes}
+    compared = [over_seeds(runs, clusters=clusters), rise(runs[:2], runs[2:], clusters=clusters), seed_spread(runs)]
+    print(json.dumps(list(map(plain, compared))))
     for path in paths:
         if path.name not in packed:
             study = read_records(path)
             for world, rows in study.worlds.items():
                 base = study.baseline or ""
-                made = [same_step(rows, base), least_time(rows, base, "cpu"), least_time(rows, base, window=0.3)]
-                print(json.dumps([path.name, world, *map(plain, made)]))
+                tables = [same_step(rows, base), least_time(rows, base, "cpu"), least_time(rows, base, window=0.3)]
+                print(json.dumps([path.name, world, *map(plain, tables)]))
 
 
 def plain(value: Any) -> Any:

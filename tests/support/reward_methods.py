@@ -37,7 +37,7 @@ def two_steps(algorithm: Algorithm, out: Path) -> tuple[list[dict[str, Any]], fl
     Every fourth episode of the toy is paid 1, half of them are cut.
     """
     initial = toy.tiny(1)
-    made = toy.trainer(
+    trainer = toy.trainer(
         out,
         run=RUN,
         algorithm=algorithm,
@@ -46,8 +46,8 @@ def two_steps(algorithm: Algorithm, out: Path) -> tuple[list[dict[str, Any]], fl
         reference=LocalScorer(model=initial),
         evaluate=None,
     )
-    made.train()
-    pairs = zip(initial.parameters(), made.model.parameters(), strict=True)
+    trainer.train()
+    pairs = zip(initial.parameters(), trainer.model.parameters(), strict=True)
     moved = sum(float((before - after).detach().abs().sum()) for before, after in pairs)
     return untimed(out, "train"), moved
 

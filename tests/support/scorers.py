@@ -27,10 +27,10 @@ class Slope:
 
     def logprobs(self, ids: Sequence[Any], positions: Sequence[Any]) -> list[Any]:
         self._note(ids, positions)
-        found = [(self.slope * row[where]).astype(np.float32) for row, where in zip(ids, positions, strict=True)]
-        return [*found[:-1], found[-1][self.lost :]]
+        logps = [(self.slope * row[where]).astype(np.float32) for row, where in zip(ids, positions, strict=True)]
+        return [*logps[:-1], logps[-1][self.lost :]]
 
     def topk(self, ids: Sequence[Any], positions: Sequence[Any], k: int) -> list[TopK]:
         self._note(ids, positions)
-        found = [(self.first + where[:, None] + np.arange(k)).astype(np.int32) for where in positions]
-        return [TopK(ids=top, logp=(self.slope * top).astype(np.float32)) for top in found]
+        tops = [(self.first + where[:, None] + np.arange(k)).astype(np.int32) for where in positions]
+        return [TopK(ids=top, logp=(self.slope * top).astype(np.float32)) for top in tops]

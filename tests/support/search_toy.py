@@ -57,8 +57,8 @@ class Shelf:
 
     fingerprint = "shelf"
 
-    def __init__(self, found: Sequence[Passage] = ()) -> None:
-        self.found = tuple(found)
+    def __init__(self, passages: Sequence[Passage] = ()) -> None:
+        self.passages = tuple(passages)
         self.asked: list[tuple[str, int]] = []
         self.dead = False
 
@@ -66,7 +66,7 @@ class Shelf:
         if self.dead:
             raise RetrieverUnavailable("no answer from the shelf within 20 s")
         self.asked += [(query, k) for query in queries]
-        hits = [Hit(passage=passage, score=1.0 / place) for place, passage in enumerate(self.found[:k], 1)]
+        hits = [Hit(passage=passage, score=1.0 / place) for place, passage in enumerate(self.passages[:k], 1)]
         return [hits for _ in queries]
 
     def close(self) -> None:

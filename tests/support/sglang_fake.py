@@ -49,7 +49,7 @@ def letters(ids: list[int]) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    return [ord(one) % VOCABULARY for one in text]
+    return [ord(letter) % VOCABULARY for letter in text]
 
 
 class Words:
@@ -178,9 +178,9 @@ class FakeServer:
     def reply(self, path: str, body: Any) -> Reply | None:
         self.asked.append((path, body))
         for order in list(self.orders):
-            found = order(path, body)
-            if found is not None:
-                return None if found[0] == 0 else found
+            ordered = order(path, body)
+            if ordered is not None:
+                return None if ordered[0] == 0 else ordered
         if path == "/generate":
             return self.guarded(body)
         return getattr(self, "post" + path.replace("/", "_"), lambda _: (404, {"detail": "Not Found"}))(body)
@@ -223,7 +223,8 @@ class FakeServer:
         if self.check is not None:
             self.check("request", body)
         if not 0 <= min(body["input_ids"]) <= max(body["input_ids"]) < VOCABULARY:
-            self.stop()  # the real one ends, too
+            # the real one ends, too
+            self.stop()
             return 0, None
         with self.lock:
             self.running += 1
@@ -286,18 +287,19 @@ class FakeServer:
             return {"input_token_logprobs": []}
         heat = body.get("input_logprob_temperature", 1.0) if self.tempers else 1.0
         rows = [tempered(row, heat) for row in self.logps(prompt, self.weights)[start:]]
-        ids = [0 if one == VOCABULARY - 1 else one for one in prompt]  # the real one does that
+        # the real one does that
+        ids = [0 if token == VOCABULARY - 1 else token for token in prompt]
         given = [[None, ids[start], None]]
         given += [[float(row[prompt[start + 1 + n]]), ids[start + 1 + n], None] for n, row in enumerate(rows)]
-        found: dict[str, Any] = {"input_token_logprobs": given}
+        scores: dict[str, Any] = {"input_token_logprobs": given}
         if self.tempers:
-            found["input_logprob_temperature"] = heat
+            scores["input_logprob_temperature"] = heat
         if top := body.get("top_logprobs_num"):
             best = [[[float(row[i]), int(i), None] for i in np.argsort(-row)[:top]] for row in rows]
-            found["input_top_logprobs"] = [None, *best]
+            scores["input_top_logprobs"] = [None, *best]
         if chosen := body.get("token_ids_logprob"):
-            found["input_token_ids_logprobs"] = [None, *([[float(row[i]), i, None] for i in chosen] for row in rows)]
-        return found
+            scores["input_token_ids_logprobs"] = [None, *([[float(row[i]), i, None] for i in chosen] for row in rows)]
+        return scores
 
     def post_abort_request(self, body: Any) -> Reply:
         self.aborted.add(body["rid"])

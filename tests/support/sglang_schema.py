@@ -14,10 +14,10 @@ FILE = "api/v1/api_types.py"
 
 def load_schema() -> Any:
     """The module; skips the test with a reason where it cannot be had."""
-    found = importlib.util.find_spec("sglang")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("sglang")
+    if package is None or not package.submodule_search_locations:
         pytest.skip("sglang is not installed: pip install --no-deps sglang==0.5.23 gives its schema")
-    path = Path(next(iter(found.submodule_search_locations))) / FILE
+    path = Path(next(iter(package.submodule_search_locations))) / FILE
     if not path.is_file():
         pytest.skip(f"the installed sglang has no {FILE}")
     if importlib.util.find_spec("msgspec") is None:

@@ -33,15 +33,9 @@ class ShopSession:
 
     @property
     def page(self) -> Page:
-        endless = self.quirks.endless_pages
-        return page_of(
-            self.shop,
-            self.goal,
-            self.state,
-            str(self.goal.index),
-            show_attributes=self.show_attributes,
-            endless_pages=endless,
-        )
+        attributes, endless = self.show_attributes, self.quirks.endless_pages
+        session = str(self.goal.index)
+        return page_of(self.shop, self.goal, self.state, session, show_attributes=attributes, endless_pages=endless)
 
     @property
     def view(self) -> PageView:

@@ -63,7 +63,9 @@ class SlimeArgs:
         self.asked.append(body)
         if self.abort_at == len(self.asked) - 1:
             return {"text": "", "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
-        said = self.replay.after(self.name, body["input_ids"])
-        rows = [[float(logp), int(token), None] for logp, token in zip(said.logprobs, said.ids, strict=True)]
+        generation = self.replay.after(self.name, body["input_ids"])
+        rows = [
+            [float(logp), int(token), None] for logp, token in zip(generation.logprobs, generation.ids, strict=True)
+        ]
         about = {"finish_reason": {"type": "stop"}, "output_token_logprobs": rows, "weight_version": "5"}
         return {"text": "", "meta_info": about}

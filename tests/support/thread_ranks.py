@@ -21,9 +21,9 @@ class Thread(Ranks):
     def all_gather(self, value: T) -> list[T]:
         self.boards[self.rank].append(value)
         self.barrier.wait(60)
-        said = [board[self.round] for board in self.boards]
+        values = [board[self.round] for board in self.boards]
         self.round += 1
-        return said
+        return values
 
 
 def in_ranks(size: int, work: Callable[[Any], T]) -> list[T]:

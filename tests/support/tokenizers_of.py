@@ -45,22 +45,22 @@ def _bpe(alphabet: list[str], words: list[str], **more: Any) -> models.BPE:
 def byte_level(pattern: str | None = GPT2, *, prefix: bool = False, **more: Any) -> Tokenizer:
     """GPT-2's, Llama 3's, Qwen's: bytes as letters, words split by an expression first."""
     words = [f"Ġ{word}" for word in WORDS] + list(WORDS) + ["ĊĊ", ">Ċ", "</"]
-    found = Tokenizer(_bpe(sorted(pre_tokenizers.ByteLevel.alphabet()), words, **more))
+    tokenizer = Tokenizer(_bpe(sorted(pre_tokenizers.ByteLevel.alphabet()), words, **more))
     level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
     split = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
-    found.pre_tokenizer = pre_tokenizers.Sequence([*split, level])
-    found.decoder = decoders.ByteLevel()
-    return found
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def bytes_alone(specials: Sequence[str | AddedToken], letters: int = 1) -> Tokenizer:
     """One token per byte, lossless, and then `specials`; with `letters` -1 the bytes backwards."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[::letters]
-    found = Tokenizer(_bpe(alphabet, []))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens([*specials])
-    return found
+    tokenizer = Tokenizer(_bpe(alphabet, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*specials])
+    return tokenizer
 
 
 def _byte_pieces() -> list[str]:
@@ -69,11 +69,11 @@ def _byte_pieces() -> list[str]:
 
 def metaspace(scheme: str, model: Any, *, split: bool = False) -> Tokenizer:
     """SentencePiece as transformers builds it now."""
-    found = Tokenizer(model)
-    found.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=split)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=split)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    found.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if scheme != "never" else steps)
-    return found
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if scheme != "never" else steps)
+    return tokenizer
 
 
 def sentencepiece_bpe() -> models.BPE:
@@ -90,35 +90,42 @@ def unigram() -> models.Unigram:
 
 def legacy_llama() -> Tokenizer:
     """Llama 2's tokenizer.json: a normalizer puts a space before every stretch between added tokens."""
-    found = metaspace("never", sentencepiece_bpe())
-    found.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    found.pre_tokenizer = None
-    return found
+    tokenizer = metaspace("never", sentencepiece_bpe())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = None
+    return tokenizer
 
 
 def rewriting_unigram() -> Tokenizer:
     """T5's and XLM-R's: compatible characters become one (`＜` is `<`), then a unigram model that knows `<s>`."""
-    found = metaspace("always", unigram(), split=True)
-    found.normalizer = normalizers.NFKC()
-    return found
+    tokenizer = metaspace("always", unigram(), split=True)
+    tokenizer.normalizer = normalizers.NFKC()
+    return tokenizer
 
 
 def word_piece() -> Tokenizer:
-    pieces = ["[UNK]", "<s>", *WORDS, *(f"##{word}" for word in WORDS), *LETTERS, *(f"##{one}" for one in LETTERS)]
+    pieces = [
+        "[UNK]",
+        "<s>",
+        *WORDS,
+        *(f"##{word}" for word in WORDS),
+        *LETTERS,
+        *(f"##{letter}" for letter in LETTERS),
+    ]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    found = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    found.normalizer = normalizers.BertNormalizer(lowercase=True)
-    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    found.decoder = decoders.WordPiece()
-    return found
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
 
 
 def word_level() -> Tokenizer:
     pieces = ["[UNK]", "<s>", *WORDS, "<", "|", ">", "</", "/"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    found = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return found
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
 
 
 KINDS: Mapping[str, Callable[[], Tokenizer]] = {
@@ -153,17 +160,17 @@ FLAGS: Mapping[str, Mapping[str, bool]] = {
 
 def tokenizer_of(kind: str, flags: str = "special", template: str = TEMPLATE) -> PreTrainedTokenizerFast:
     """The tokenizer `kind`, whose role and end tokens are added with `flags`; `<s>` begins a text and is special."""
-    made = KINDS[kind]()
-    unknown = next((text for text in ("<unk>", "[UNK]") if made.token_to_id(text) is not None), None)
+    tokenizer = KINDS[kind]()
+    unknown = next((text for text in ("<unk>", "[UNK]") if tokenizer.token_to_id(text) is not None), None)
     named = [AddedToken(text, special=True, normalized=False) for text in (BOS, unknown) if text]
-    made.add_special_tokens(named)
+    tokenizer.add_special_tokens(named)
     tokens = [AddedToken(text, **FLAGS[flags]) for text in (USER, ANSWER, END, "<|system|>", "<|reserved_1|>")]
     if FLAGS[flags]["special"]:
-        made.add_special_tokens(tokens)
+        tokenizer.add_special_tokens(tokens)
     else:
-        made.add_tokens(tokens)
+        tokenizer.add_tokens(tokens)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token=BOS, eos_token=END, unk_token=unknown, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=END, unk_token=unknown, clean_up_tokenization_spaces=False
     )
     fast.chat_template = template
     return fast
@@ -176,12 +183,12 @@ def llama_tokenizer(*, legacy: bool) -> Any:
     pieces = whole.get_vocab()
     words = [*(f"▁{word}" for word in WORDS), *WORDS]
     merges = list(dict.fromkeys(step for word in words for step in _merges(word)[1]))
-    found = LlamaTokenizer(vocab=pieces, merges=merges, legacy=legacy, add_bos_token=False)
-    found.pad_token = found.eos_token
-    found.chat_template = PLAIN
-    return found
+    tokenizer = LlamaTokenizer(vocab=pieces, merges=merges, legacy=legacy, add_bos_token=False)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = PLAIN
+    return tokenizer
 
 
 def reveal(text: str) -> str:
     """`text` as people read it, nothing hidden in it."""
-    return HIDDEN.sub(lambda found: chr((ord(found[1]) - 0xE000 << 12) + ord(found[2]) - 0xE200), text)
+    return HIDDEN.sub(lambda match: chr((ord(match[1]) - 0xE000 << 12) + ord(match[2]) - 0xE200), text)

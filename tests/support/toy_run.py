@@ -77,13 +77,15 @@ def episode(ids: np.ndarray, logp: np.ndarray, number: int, status: Status, orig
 def demonstrations(count: int, seed: int = 0) -> list[Episode]:
     """Episodes whose responses repeat the last two ids of the prompt: learnable."""
     rng = np.random.default_rng(seed)
-    found = []
+    episodes = []
     for number in range(count):
         turns = LENGTHS[number % len(LENGTHS)]
         ids = rng.integers(0, VOCAB, size=(turns, PROMPT + RESPONSE))
         ids[:, PROMPT:] = ids[:, PROMPT - RESPONSE : PROMPT]
-        found.append(episode(ids.reshape(-1), np.zeros((turns, RESPONSE)), number, Status.COMPLETED, "demonstration"))
-    return found
+        episodes.append(
+            episode(ids.reshape(-1), np.zeros((turns, RESPONSE)), number, Status.COMPLETED, "demonstration")
+        )
+    return episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) ->
     student = tiny(1)
     run = RunConfig(steps=steps, episodes=12, max_turns=6, eval_every=4, checkpoint_every=3, tracker=None)
     config = turnopd.TurnOpdConfig(depth=DepthConfig(warmup=1, probe_interval=3, min_successes=3))
-    made = Trainer(
+    toy_trainer = Trainer(
         model=student,
         algorithm=turnopd.build(config, BuildContext(run=run, distill=DistillConfig(top_k=8))),
         source=Sampled(student, pause),
@@ -133,7 +135,7 @@ def trainer(out: Path, *, steps: int = 8, pause: float = 0.0, **changes: Any) ->
         teacher=LocalScorer(model=tiny(2, sharpness=12.0)),
         evaluate=lambda step: EvalPoint(avg=float(weight_sum(student) % 1.0), low=0.0, high=1.0),
     )
-    return replace(made, **changes)
+    return replace(toy_trainer, **changes)
 
 
 def gradient(model: Any, batch: RolloutBatch, forward: Forward) -> tuple[dict[str, Any], torch.Tensor]:
@@ -151,6 +153,5 @@ def weight_sum(model: Any) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    trainer(Path(sys.argv[1]), steps=int(sys.argv[2]), pause=0.15 if "slow" in sys.argv else 0.0).train(
-        resume="resume" in sys.argv
-    )
+    pause = 0.15 if "slow" in sys.argv else 0.0
+    trainer(Path(sys.argv[1]), steps=int(sys.argv[2]), pause=pause).train(resume="resume" in sys.argv)

@@ -52,7 +52,7 @@ def answers(url: str) -> dict[str, Any]:
         "go_on": dialect.hold_calls("wait")[1][1],
         "named": ("POST", "/update_weight_version", {"new_version": "default"}),
     }
-    found: dict[str, Any] = {}
+    recording: dict[str, Any] = {}
     with httpx.Client(base_url=url, timeout=120.0, trust_env=False) as client:
         for name, (method, path, body) in asked.items():
             answer = client.request(method, path, json=body)
@@ -62,8 +62,8 @@ def answers(url: str) -> dict[str, Any]:
             if name == "server_info":
                 config = content["vllm_config"]
                 content = {"vllm_config": {part: {key: config[part][key] for key in KEPT[part]} for part in KEPT}}
-            found[name] = [answer.status_code, content]
-    return found
+            recording[name] = [answer.status_code, content]
+    return recording
 
 
 def shape(value: Any) -> Any:
@@ -71,15 +71,15 @@ def shape(value: Any) -> Any:
     if isinstance(value, dict):
         if value and all(key.isdigit() for key in value):
             return {"id": shape(next(iter(value.values())))}
-        return {key: shape(one) for key, one in value.items()}
+        return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [shape(next((one for one in value if one is not None), None))]
+        return [shape(next((item for item in value if item is not None), None))]
     return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
 
 
 def recorded() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    recording: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return recording
 
 
 if __name__ == "__main__":

@@ -48,17 +48,17 @@ class FakeVllm(FakeServer):
 
     def answer(self, path: str, body: Any, headers: Any) -> Answer | None:
         """As the real one: texts, and answers without a body, have no type."""
-        found = super().answer(path, body, headers)
-        if found is not None and isinstance(found.body, bytes):
-            found.headers = {"Content-Type": ""}
-        return found
+        answer = super().answer(path, body, headers)
+        if answer is not None and isinstance(answer.body, bytes):
+            answer.headers = {"Content-Type": ""}
+        return answer
 
     def reply(self, path: str, body: Any) -> Reply | None:
         self.asked.append((path, body))
         for order in list(self.orders):
-            found = order(path, body)
-            if found is not None:
-                return None if found[0] == 0 else found
+            ordered = order(path, body)
+            if ordered is not None:
+                return None if ordered[0] == 0 else ordered
         if path == GENERATE and self.scale_out:
             return self.guarded(body)
         route = path.partition("?")[0].replace("/", "_")
@@ -102,9 +102,8 @@ class FakeVllm(FakeServer):
         body = said("models")
         own = body["data"][0]
         own |= {"id": self.model, "root": self.model, "max_model_len": self.max_prompt + 4}
-        body["data"] += [
-            {**own, "id": name, "root": root, "parent": self.model} for name, root in self.adapters.items()
-        ]
+        for name, root in self.adapters.items():
+            body["data"].append({**own, "id": name, "root": root, "parent": self.model})
         return body
 
     def described(self) -> Any:
@@ -136,9 +135,8 @@ class FakeVllm(FakeServer):
         if -1 in (params.get("prompt_logprobs"), params.get("logprobs")):
             wanted = VOCABULARY
         if self.top >= 0 and wanted > self.top:
-            return refused(
-                "refused", f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {self.top}"
-            )
+            text = f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {self.top}"
+            return refused("refused", text)
         with self.lock:
             self.running += 1
             self.most = max(self.most, self.running)
@@ -167,7 +165,7 @@ class FakeVllm(FakeServer):
             shown = (tempered(drawn, heat) if heat else drawn) if self.processed else raw
             top = range(VOCABULARY) if params.get("logprobs") == -1 else [token]
             first = [{"token_id": token, "logprob": float(shown[token]), "rank": 1, "top_logprobs": []}]
-            first[0]["top_logprobs"] = [{"token_id": one, "logprob": float(shown[one]), "rank": 1} for one in top]
+            first[0]["top_logprobs"] = [{"token_id": each, "logprob": float(shown[each]), "rank": 1} for each in top]
             entries += first
             if not marks or marks[-1][0] != self.weights:
                 marks.append([self.weights, len(output)])
@@ -192,8 +190,8 @@ class FakeVllm(FakeServer):
 
     def row(self, logp: Any, own: int, count: int) -> Any:
         best = (-logp).argsort().tolist()
-        chosen = [own, *(one for one in best[: VOCABULARY if count < 0 else count] if one != own)]
+        chosen = [own, *(token for token in best[: VOCABULARY if count < 0 else count] if token != own)]
         return {
-            str(one): {"logprob": float(logp[one]), "rank": best.index(one) + 1, "decoded_token": None}
-            for one in chosen
+            str(token): {"logprob": float(logp[token]), "rank": best.index(token) + 1, "decoded_token": None}
+            for token in chosen
         }

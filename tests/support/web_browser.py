@@ -14,6 +14,8 @@ from pathlib import Path
 from select import select
 from typing import Any
 
+TIMEOUT = 60.0
+"""Seconds that one command, or loading a page, may take."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = (
     *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
@@ -37,8 +39,7 @@ class BrowserError(Exception):
 class Browser:
     """One page. Use as a context manager."""
 
-    def __init__(self, path: str, width: int = 1100, height: int = 900, timeout: float = 60.0) -> None:
-        self._timeout = timeout
+    def __init__(self, path: str, width: int = 1100, height: int = 900) -> None:
         self._number = 0
         self._buffer = b""
         self.events: list[dict[str, Any]] = []
@@ -72,7 +73,7 @@ class Browser:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + TIMEOUT
         while True:
             reply = self._receive(until, method)
             if reply.get("id") == self._number:
@@ -127,14 +128,14 @@ class Browser:
 
     def value(self, script: str) -> Any:
         """The JSON value of a JavaScript expression in the page (the page's own policy does not bind it)."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise BrowserError(f"{script}: {found['exceptionDetails']}")
-        return found["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        if "exceptionDetails" in reply:
+            raise BrowserError(f"{script}: {reply['exceptionDetails']}")
+        return reply["result"].get("value")
 
     def wait_for(self, script: str) -> None:
         """Wait until a JavaScript expression is true."""
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + TIMEOUT
         while not self.value(script):
             if time.monotonic() > until:
                 raise BrowserError(f"never true on {self.value('location.href')}: {script}")
@@ -161,7 +162,7 @@ class Browser:
     def _navigate(self, act: Any) -> None:
         self.events.clear()
         act()
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + TIMEOUT
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive(until, "loading a page"))
 
@@ -176,7 +177,7 @@ class Browser:
             ready, _, _ = select([self._read], [], [], max(until - time.monotonic(), 0))
             piece = os.read(self._read, 1 << 20) if ready else b""
             if not piece:
-                raise BrowserError(f"{what}: the browser {'has ended' if ready else f'took over {self._timeout} s'}")
+                raise BrowserError(f"{what}: the browser {'has ended' if ready else f'took over {TIMEOUT} s'}")
             self._buffer += piece
         message, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(message))

@@ -16,9 +16,9 @@ class Person:
         self.page = self.client.get("/").text
 
     def field(self, name: str) -> str:
-        found = re.search(rf'name="{name}" value="([^"]*)"', self.page)
-        assert found is not None, f"no {name} on this page:\n{self.page}"
-        return found[1]
+        match = re.search(rf'name="{name}" value="([^"]*)"', self.page)
+        assert match is not None, f"no {name} on this page:\n{self.page}"
+        return match[1]
 
     def send(self, path: str, **fields: Any) -> Any:
         """POST, then the page it leads to."""

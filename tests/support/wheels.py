@@ -106,8 +106,8 @@ def installed_with(project: Path, work: Path) -> Iterator[Turngym]:
 
         def run(*words: str | Path, status: int = 0, folder: Path = work) -> str:
             print(json.dumps([str(folder), *map(str, words)]), file=process.stdin, flush=True)
-            ended, said = json.loads(process.stdout.readline())
-            assert ended == status, f"{' '.join(map(str, words))}\n{said}"
-            return str(said)
+            ended, printed = json.loads(process.stdout.readline())
+            assert ended == status, f"{' '.join(map(str, words))}\n{printed}"
+            return str(printed)
 
         yield run

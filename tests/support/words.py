@@ -40,15 +40,15 @@ def pages(entry: Any) -> list[str]:
 def counts() -> dict[str, dict[str, int]]:
     """Words of each page by section; sections are those of the navigation, and `made`."""
     config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Loader)
-    found: dict[str, dict[str, int]] = {"made": {}}
+    by_section: dict[str, dict[str, int]] = {"made": {}}
     for section in config["nav"]:
         ((name, inside),) = section.items()
         for page in pages(inside):
             path = ROOT / AT_ROOT[page] if page in AT_ROOT else ROOT / "docs" / page
             kind = "made" if page.startswith(MADE) else name
-            found.setdefault(kind, {})[page] = words(path.read_text(encoding="utf-8"))
-    found["Project"].pop("changelog.md")
-    return found
+            by_section.setdefault(kind, {})[page] = words(path.read_text(encoding="utf-8"))
+    by_section["Project"].pop("changelog.md")
+    return by_section
 
 
 def totals() -> tuple[int, int, int]:
@@ -65,7 +65,6 @@ if __name__ == "__main__":
         for page, number in sorted(inside.items(), key=lambda item: -item[1]):
             if "--pages" in sys.argv[1:]:
                 print(f"         {number:7,}  {page}")
-    for number, what in zip(
-        totals(), ("pages for users, written by hand", "evidence, contrib", "research"), strict=True
-    ):
-        print(f"{number:7,}  {what}")
+    kinds = ("pages for users, written by hand", "evidence, contrib", "research")
+    for number, kind in zip(totals(), kinds, strict=True):
+        print(f"{number:7,}  {kind}")

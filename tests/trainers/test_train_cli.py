@@ -96,11 +96,11 @@ def test_every_algorithm_trains_and_leaves_a_model(
 
 def test_teacher_and_reference_score_at_the_distillation_temperature(models: Path, tmp_path: Path) -> None:
     warm = ("--distill.temperature", "2.5", "--temperature", "0.5", "--opd-hints.kl-coef", "0.1")
-    made: Any = build_trainer(train.resolved(command(models, tmp_path / "run", "opd-hints", *warm)).spec)
-    assert made.teacher is not made.reference
-    assert (made.teacher.temperature, made.reference.temperature) == (2.5, 2.5)
+    trainer: Any = build_trainer(train.resolved(command(models, tmp_path / "run", "opd-hints", *warm)).spec)
+    assert trainer.teacher is not trainer.reference
+    assert (trainer.teacher.temperature, trainer.reference.temperature) == (2.5, 2.5)
     ids, where = [np.array([3, 4, 5], np.int32)], [np.array([1, 2])]
-    for scorer in (made.teacher, made.reference):
+    for scorer in (trainer.teacher, trainer.reference):
         logits = scorer.model(torch.from_numpy(ids[0])[None].long()).logits[0, :-1]
         wanted = (logits / 2.5).log_softmax(-1)[torch.arange(2), torch.tensor([4, 5])]
         np.testing.assert_allclose(scorer.logprobs(ids, where)[0], wanted.detach(), rtol=1e-4)
@@ -108,9 +108,9 @@ def test_teacher_and_reference_score_at_the_distillation_temperature(models: Pat
 
 def test_scorers_have_the_settings_of_the_teacher_and_not_of_the_student(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "opd-hints", "--opd-hints.kl-coef", "0.1", "--micro-tokens", "77")
-    made: Any = build_trainer(train.resolved([*words, "--teacher-dtype", "bfloat16", "--head-chunk", "33"]).spec)
-    assert made.model.dtype == torch.float32
-    for scorer, name in ((made.teacher, "teacher"), (made.reference, "student")):
+    trainer: Any = build_trainer(train.resolved([*words, "--teacher-dtype", "bfloat16", "--head-chunk", "33"]).spec)
+    assert trainer.model.dtype == torch.float32
+    for scorer, name in ((trainer.teacher, "teacher"), (trainer.reference, "student")):
         assert (scorer.model.dtype, scorer.max_tokens, scorer.chunk) == (torch.bfloat16, 77, 33)
         wanted = load_model(models / name).get_input_embeddings().weight
         assert torch.equal(scorer.model.get_input_embeddings().weight, wanted.bfloat16())
@@ -130,9 +130,9 @@ def test_a_served_teacher_scores_at_the_distillation_temperature(
 
     monkeypatch.setattr(import_module("turngym.agents.servers.open_servers"), "teacher_scorer", served)
     words = command(models, tmp_path / "run", "opd", "--teacher-server", "http://127.0.0.1:1", "--temperature", "0.5")
-    made: Any = build_trainer(train.resolved([*words, "--distill.temperature", "2.5"]).spec)
-    assert asked == [(made.vocab_size, 2.5)]
-    assert made.teacher is teacher
+    trainer: Any = build_trainer(train.resolved([*words, "--distill.temperature", "2.5"]).spec)
+    assert asked == [(trainer.vocab_size, 2.5)]
+    assert trainer.teacher is teacher
     assert tried == [50]  # what every step will ask for is asked for at the start
 
 
@@ -143,8 +143,8 @@ def test_stopped_run_resumes_to_the_same_rows_with_evaluations_as_traces(models:
 
     options = command(models, stopped, "turnopd", *evaluated, "--checkpoint-every", "1")
     parsed = train.resolved(options).spec
-    made = build_trainer(parsed)
-    break_off(made, 3)
+    trainer = build_trainer(parsed)
+    break_off(trainer, 3)
     with pytest.raises(TurngymError, match="already holds a run"):
         train.main(options)
     train.main([*options, "--resume"])
@@ -218,8 +218,8 @@ def test_players_and_their_loops_are_those_of_the_command_line(tmp_path: Path) -
     save_tiny(tmp_path / "student", length=16_384)  # an episode ends at the student's context
 
     def collected(*words: str) -> list[list[str]]:
-        made = build_trainer(train.resolved(command(tmp_path, tmp_path / "run", "sft", *words)).spec)
-        episodes = made.source(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
+        trainer = build_trainer(train.resolved(command(tmp_path, tmp_path / "run", "sft", *words)).spec)
+        episodes = trainer.source(RolloutRequest(step=1, episodes=6, max_turns=3, temperature=1.0))
         return [[turn.origin for turn in episode.turns] for episode in episodes]
 
     assert (
@@ -297,8 +297,8 @@ def test_a_resumed_run_is_asked_what_it_read_and_nothing_else(models: Path, tmp_
 
 
 def test_sft_on_recorded_episodes(models: Path, tmp_path: Path) -> None:
-    made = build_trainer(train.resolved(command(models, tmp_path / "x", "sft")).spec)
-    episodes = made.source(RolloutRequest(step=1, episodes=4, max_turns=3))
+    trainer = build_trainer(train.resolved(command(models, tmp_path / "x", "sft")).spec)
+    episodes = trainer.source(RolloutRequest(step=1, episodes=4, max_turns=3))
     with TraceWriter(tmp_path / "expert.jsonl") as writer:
         for episode in episodes:
             writer.write(episode)
@@ -338,25 +338,25 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 
 def test_a_teacher_that_chooses_tokens_plays_along_in_training_alone(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "grpo-kd", "--grpo-kd.n", "2", "grpo_kd.teacher_mix = 0.5")
-    made = build_trainer(train.resolved([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]).spec)
-    turns = [turn for e in made.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
+    trainer = build_trainer(train.resolved([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]).spec)
+    turns = [turn for e in trainer.source(RolloutRequest(step=1, episodes=4, max_turns=3, group=2)) for turn in e.turns]
     own = np.concatenate([np.isfinite(turn.logprobs) for turn in turns])
     assert 0.2 < own.mean() < 0.8
-    assert made.evaluate is not None
-    made.evaluate(0)
+    assert trainer.evaluate is not None
+    trainer.evaluate(0)
     for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
         assert all(np.isfinite(turn.logprobs).all() for turn in episode.turns)
     with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
-        mixed_player(made.source.player, made.algorithm.teacher_mix, None, None, slots=1, play=rollout)
+        mixed_player(trainer.source.player, trainer.algorithm.teacher_mix, None, None, slots=1, play=rollout)
 
 
 def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: Path, tmp_path: Path) -> None:
     words = command(models, tmp_path / "run", "guided-opd")
-    made = build_trainer(train.resolved([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]).spec)
+    trainer = build_trainer(train.resolved([*words, "--panel", PANEL, "--eval-limit", "1", "--eval-samples", "2"]).spec)
 
     def played(share: float) -> list[Any]:
         asked = RolloutRequest(step=1, episodes=4, max_turns=6, plan=PlayPlan(teacher_turns=share))
-        return [turn for episode in made.source(asked) for turn in episode.turns]
+        return [turn for episode in trainer.source(asked) for turn in episode.turns]
 
     turns = played(0.5)
     for turn in turns:
@@ -364,29 +364,29 @@ def test_a_teacher_that_takes_turns_plays_whole_ones_in_training_alone(models: P
     assert {turn.origin for turn in turns} == {"policy", "demonstration"}
     assert {turn.origin for turn in played(0.0)} == {"policy"}
     assert {turn.origin for turn in played(1.0)} == {"demonstration"}
-    assert made.evaluate is not None
-    made.evaluate(0)
+    assert trainer.evaluate is not None
+    trainer.evaluate(0)
     for episode in read_trace(tmp_path / "run" / "eval" / "step_000000.jsonl")[0]:
         assert all(turn.origin == "policy" for turn in episode.turns)
     with pytest.raises(TurngymError, match="no --teacher-server, no --workers"):
-        guided_player(made.source.player, None, None, slots=1, play=rollout)
+        guided_player(trainer.source.player, None, None, slots=1, play=rollout)
 
 
 def test_a_step_asks_for_the_share_of_its_schedule(models: Path, tmp_path: Path) -> None:
     asked = []
     asked_for = ("--steps", "5", "--guided-opd.start", "0.6", "guided_opd.ratio = 0.8")
-    made = build_trainer(train.resolved(command(models, tmp_path / "run", "guided-opd", *asked_for)).spec)
-    play = made.source
+    trainer = build_trainer(train.resolved(command(models, tmp_path / "run", "guided-opd", *asked_for)).spec)
+    play = trainer.source
 
     def heard(request: RolloutRequest) -> Any:
         asked.append(request.plan.teacher_turns)
         return play(request)
 
-    made.source = heard
-    made.train()
+    trainer.source = heard
+    trainer.train()
     # 4 steps of a cosine: 0.3 (1 + cos(pi k / 4)), then the student alone
     assert asked == pytest.approx([0.3 + 0.3 * 0.5**0.5, 0.3, 0.3 - 0.3 * 0.5**0.5, 0.0, 0.0])
-    assert made._fixed_end() == "guided-opd changes with the share of the run that is done"
+    assert trainer._fixed_end() == "guided-opd changes with the share of the run that is done"
 
 
 def test_evaluation_tasks_are_never_trained_on(models: Path, tmp_path: Path) -> None:
