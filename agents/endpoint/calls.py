@@ -67,13 +67,13 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
         # a result names its call by id, so ids must differ
         used_ids = ("", *(earlier.id for earlier in calls))
         inner = rest_of(Function, call.function)
-        extra = rest_of(Call, table) if isinstance(table, Mapping) else {}
+        more = rest_of(Call, table) if isinstance(table, Mapping) else {}
         calls.append(
             AnswerCall(
                 id=call.id if call.id not in used_ids else "",
                 name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
                 arguments=_arguments(function.arguments, reading),
-                more={**extra, **({"function": inner} if inner else {})},
+                more={**more, **({"function": inner} if inner else {})},
             )
         )
     return tuple(calls)
@@ -127,7 +127,7 @@ def _no_json(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
+def written_call(text: str, tools: Collection[str]) -> WrittenCall | None:
     """The first of the calls that end `text`, if the server has left them in it; None if there are none.
 
     Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:
