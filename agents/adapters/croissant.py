@@ -55,8 +55,8 @@ def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, 
     Raises PanelError for a panel that is named twice, and where a manifest in `out` has other content.
     """
     names = [panel.full_name for panel in panels]
-    if twice := sorted({panel_name for panel_name in names if names.count(panel_name) > 1}):
-        raise PanelError(f"panel {twice[0]} is named twice; valid: once")
+    if repeated := sorted({panel_name for panel_name in names if names.count(panel_name) > 1}):
+        raise PanelError(f"panel {repeated[0]} is named twice; valid: once")
     files = [write_panel(panel, out) for panel in panels]
     metadata = {
         "@context": CONTEXT,

@@ -205,8 +205,8 @@ class EndpointAgent:
         if waiting and self.options.handshake and self.profile is None:
             self.shake_hands()
         loop, client = self._open()
-        together = SubmittedRows(len(waiting))
-        return [loop.start(self._answer(client, conversation, together)) for conversation in waiting]
+        submitted = SubmittedRows(len(waiting))
+        return [loop.start(self._answer(client, conversation, submitted)) for conversation in waiting]
 
     def release(self, conversation: Conversation) -> None:
         """Forget the messages of `conversation`."""
@@ -254,14 +254,14 @@ class EndpointAgent:
             self._started = loop, client
         return self._started
 
-    async def _answer(self, client: EndpointClient, conversation: Conversation, together: SubmittedRows) -> Reply:
-        """The reply to `conversation`. Raises EndpointError if the endpoint never worked, for no row of `together`."""
+    async def _answer(self, client: EndpointClient, conversation: Conversation, submitted: SubmittedRows) -> Reply:
+        """The reply to `conversation`. Raises EndpointError if the endpoint never worked, for no row of `submitted`."""
         try:
             result = await self._ask(client, conversation)
         finally:
-            together.one_less(client.worked)
+            submitted.one_less(client.worked)
         if isinstance(result, EndpointError):
-            await together.known.wait()  # ends: with the last of those that were asked together
+            await submitted.known.wait()  # ends: with the last of those that were asked together
             if not client.worked and isinstance(result, ContextOverflow):
                 hint = "The first prompt alone fills the context, or --max-context is too small"
                 raise EndpointError(f"{result}. {hint}")

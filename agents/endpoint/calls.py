@@ -105,21 +105,21 @@ def _arguments(arguments: Any, reading: Reading) -> Any:
         arguments = inner
     if not HALF.search(arguments):
         return arguments
-    read = json_of(arguments)
-    return arguments if read is None else json.dumps(sendable(read), ensure_ascii=False)
+    parsed = json_of(arguments)
+    return arguments if parsed is None else json.dumps(sendable(parsed), ensure_ascii=False)
 
 
 def json_of(text: Any) -> Any:
     """Parses `text` if it is a JSON string. Returns other values unchanged, and None for invalid JSON and for one of
     more than `DEEPEST` levels, which few servers take back."""
-    read = text
+    value = text
     if isinstance(text, str):
         try:
-            read = json.loads(text, parse_constant=_no_json)
+            value = json.loads(text, parse_constant=_no_json)
         # a few thousand open brackets raise RecursionError
         except (ValueError, RecursionError):
             return None
-    return None if deeper(read, DEEPEST) else read
+    return None if deeper(value, DEEPEST) else value
 
 
 def _no_json(word: str) -> None:
