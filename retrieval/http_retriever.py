@@ -40,7 +40,7 @@ MOST_NAME = 400
 class Breaker:
     """A circuit breaker: opens after `failures` failures in a row; after `cooldown` seconds one caller may try."""
 
-    def __init__(self, failures: int, cooldown: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, failures: int, cooldown: float, clock: Callable[[], float]) -> None:
         self._limit, self._cooldown, self._clock = failures, cooldown, clock
         self._lock = threading.Lock()
         self._failed = 0

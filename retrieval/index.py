@@ -368,14 +368,14 @@ class _Build:
         if self.encoder is None:
             style = dataclasses.replace(find_style(plan.style, model), passage_dtype=plan.dtype)
             self.encoder = HuggingFaceEncoder(model, style, passage_model=plan.passage_model, device=plan.device)
-        style = getattr(self.encoder, "style", None)
+        used_style = getattr(self.encoder, "style", None)
         record = EncoderRecord(
             kind="hf",
             fingerprint=self.encoder.fingerprint,
             dim=vector_size(self.encoder),
             model=model,
             passage_model=plan.passage_model,
-            style=None if style is None else dataclasses.asdict(style),
+            style=None if used_style is None else dataclasses.asdict(used_style),
         )
         return self.encoder, record
 

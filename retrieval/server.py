@@ -101,8 +101,8 @@ class RetrievalService:
     It remembers answers, searches a query once however many requests ask for it at the same time, and keeps deadlines.
     """
 
-    def __init__(self, retriever: Retriever, settings: RetrievalServerSettings | None = None) -> None:
-        self.settings = settings or RetrievalServerSettings()
+    def __init__(self, retriever: Retriever, settings: RetrievalServerSettings) -> None:
+        self.settings = settings
         self.fingerprint = retriever.fingerprint
         self.passages = len(retriever) if isinstance(retriever, Sized) else None
         self.stopping = False
@@ -219,7 +219,7 @@ class RetrievalApp:
     that is done for a search."""
 
     def __init__(self, retriever: Retriever, settings: RetrievalServerSettings | None = None) -> None:
-        self.service = RetrievalService(retriever, settings)
+        self.service = RetrievalService(retriever, settings or RetrievalServerSettings())
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         began, headers = time.perf_counter(), {"Content-Type": JSON}

@@ -74,6 +74,7 @@ _DEPTH, _ITEMS = 6, 8
 _NUMBER = re.compile(r"(?<![\w.,-])-?\d[\d,_]*(?:\.\d+)?(?![\w-])")
 _COUNTED = re.compile(r"token|ctx|context|limit|max|length|size|prompt|input")
 _JSON = re.compile(r"[^\[{]{0,80}?([\[{].*)", re.DOTALL)
+_SECONDS = re.compile(r"(\d{1,6}(?:\.\d*)?)s")
 
 
 @dataclass(slots=True)
@@ -120,19 +121,15 @@ class _Said:
         if isinstance(location, list) and len(location) > 1 and location[0] == "body":
             param = location[1]
         self.param = self.param or (param if isinstance(param, str) else "")
-        if self.delay is None and isinstance(fields.get("retryDelay"), str):
-            self.delay = _seconds(fields["retryDelay"])
+        delay = fields.get("retryDelay")
+        if self.delay is None and isinstance(delay, str) and (match := _SECONDS.fullmatch(delay)):
+            self.delay = float(match[1])
         # a longer text would be looked at for each of its words
         unread = next(filter(None, (_UNREAD.search(text[: 4 * READ_LETTERS]) for text in (*texts, *self.codes))), None)
         if unread is not None and self.written is None:
             self.written = unread["all"] or unread["raw"] or ""
         if isinstance(text := fields.get("failed_generation"), str):
             self.written = text
-
-
-def _seconds(text: str) -> float | None:
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d*)?)s", text)
-    return float(match[1]) if match else None
 
 
 _UNREAD = re.compile(

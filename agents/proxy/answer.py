@@ -95,7 +95,7 @@ class AnswerReader:
         self,
         *,
         stops: Sequence[str] = (),
-        control: Iterable[str] = (),
+        control: Iterable[str],
         dialect: CallDialect | None = None,
         tools: Tools = (),
         thoughts: Thoughts = THINK,

@@ -106,7 +106,7 @@ class EventStream:
     generation stopped, a finished one stays recorded.
     """
 
-    def __init__(self, inflight: InflightRequest, gone: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, inflight: InflightRequest, gone: Callable[[], bool]) -> None:
         self._gone = gone
         """Whether the client has hung up, where the server knows it before it writes."""
         self._inflight, self._service = inflight, inflight.service

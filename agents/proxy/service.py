@@ -63,7 +63,7 @@ class InflightRequest:
         prompt: Prompt,
         pending: PendingRequest,
         deadline: float,
-        salt: str = "",
+        salt: str,
     ) -> None:
         self.service, self.request, self.session, self.prompt = service, request, session, prompt
         self.pending, self.deadline = pending, deadline
