@@ -23,7 +23,7 @@ from turngym.core.cpu_cores import threads_each
 from turngym.core.errors import RetrievalError
 from turngym.retrieval.core import Hit, Passage, Retriever, RetrieverUnavailable, checked_hits, renew_in_children
 
-Found = tuple[Hit, ...]
+Hits = tuple[Hit, ...]
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
 
 
@@ -35,7 +35,7 @@ class Waiting:
     k: int
     submission: int
     deadline: float
-    answer: Future[Found] = field(default_factory=Future)
+    answer: Future[Hits] = field(default_factory=Future)
 
 
 class MicroBatcher:
@@ -80,10 +80,10 @@ class MicroBatcher:
         self._queue: deque[Waiting] = deque()
         self._threads: list[threading.Thread] = []
         self._submissions = 0
-        self._present, self._company = 0, 1
+        self._waiting_clients, self._last_clients = 0, 1
         self._running: dict[int, float] = {}
 
-    def submit(self, queries: Sequence[str], k: int, deadline: float) -> list[Future[Found]]:
+    def submit(self, queries: Sequence[str], k: int, deadline: float) -> list[Future[Hits]]:
         """Returns one future per query; at `deadline` (on the clock) the client stops waiting.
 
         Raises:
@@ -97,9 +97,10 @@ class MicroBatcher:
                     f"{len(self._queue)} queries are waiting already (at most {self._max_waiting}); ask again later"
                 )
             self._submissions += 1
-            added = [Waiting(query=q, k=k, submission=self._submissions, deadline=deadline) for q in queries]
+            number = self._submissions
+            added = [Waiting(query=query, k=k, submission=number, deadline=deadline) for query in queries]
             self._queue.extend(added)
-            self._present += 1
+            self._waiting_clients += 1
             while len(self._threads) < self._workers:
                 name = f"retrieval-{len(self._threads)}"
                 # daemons, because a search that hangs must not keep the process from ending
@@ -125,23 +126,21 @@ class MicroBatcher:
         for thread in self._threads:
             thread.join(max(0.0, until - self._clock()))
         with self._changed:
-            left, self._queue = list(self._queue), deque()
-        _fail(left, RetrieverUnavailable("the retrieval server stopped before this query was searched"))
+            remaining, self._queue = list(self._queue), deque()
+        _fail(remaining, RetrieverUnavailable("the retrieval server stopped before this query was searched"))
 
     def _work(self) -> None:
         while batch := self._take():
-            me = threading.get_ident()
-            self._running[me] = self._clock()
+            thread = threading.get_ident()
+            self._running[thread] = self._clock()
             try:
                 self._answer(batch)
             except BaseException as error:
-                _fail(
-                    [waiting for waiting in batch if not waiting.answer.done()],
-                    RetrieverUnavailable(f"the search failed: {error}"),
-                )
+                unanswered = [waiting for waiting in batch if not waiting.answer.done()]
+                _fail(unanswered, RetrieverUnavailable(f"the search failed: {error}"))
                 raise
             finally:
-                del self._running[me]
+                del self._running[thread]
 
     def _take(self) -> list[Waiting]:
         """The next batch; empty if closed and nothing waits."""
@@ -162,12 +161,12 @@ class MicroBatcher:
 
     def _complete(self) -> bool:
         """Whether as many clients wait as the last batch served, or the batch is full."""
-        return self._present >= self._company or len(self._queue) >= self._max_batch or self._closed
+        return self._waiting_clients >= self._last_clients or len(self._queue) >= self._max_batch or self._closed
 
     def _pick(self) -> tuple[list[Waiting], list[Waiting]]:
         """Takes (a batch with the first waiting query's k, queries whose deadline has passed) from the queue."""
         now, batch, late = self._clock(), list[Waiting](), list[Waiting]()
-        stay: deque[Waiting] = deque()
+        others: deque[Waiting] = deque()
         while self._queue and len(batch) < self._max_batch:
             waiting = self._queue.popleft()
             if waiting.deadline <= now:
@@ -175,11 +174,11 @@ class MicroBatcher:
             elif not batch or waiting.k == batch[0].k:
                 batch.append(waiting)
             else:
-                stay.append(waiting)
-        self._queue.extendleft(reversed(stay))
+                others.append(waiting)
+        self._queue.extendleft(reversed(others))
         if batch:
-            self._company = len({waiting.submission for waiting in batch})
-        self._present = len({waiting.submission for waiting in self._queue})
+            self._last_clients = len({waiting.submission for waiting in batch})
+        self._waiting_clients = len({waiting.submission for waiting in self._queue})
         return batch, late
 
     def _answer(self, batch: list[Waiting]) -> None:
@@ -324,7 +323,8 @@ class _Child:
             raise RetrieverUnavailable(f"during a search, the retriever's {self._death()}") from error
         if kind == "found":
             return [
-                [Hit(passage=Passage(id=i, title=t, text=x), score=score) for i, t, x, score in row] for row in value
+                [Hit(passage=Passage(id=id, title=title, text=text), score=score) for id, title, text, score in row]
+                for row in value
             ]
         raise RetrieverUnavailable(value) if kind == "unavailable" else RetrievalError(value)
 

@@ -116,9 +116,8 @@ class RunBuilder:
         """Sorts what was collected. The builder cannot be used again."""
         flat = np.frombuffer(self._flat, np.int32) if self._flat else np.zeros(0, np.int32)
         count = len(self._ids)
-        owners = np.repeat(
-            np.arange(count, dtype=np.int64), np.diff(np.frombuffer(self._ends, np.int64)).astype(np.int64)
-        )
+        sizes = np.diff(np.frombuffer(self._ends, np.int64)).astype(np.int64)
+        owners = np.repeat(np.arange(count, dtype=np.int64), sizes)
         is_word = flat >= 0
         flat, owners = flat[is_word], owners[is_word]
         lengths = np.bincount(owners, minlength=count).astype(np.int32)
@@ -130,9 +129,9 @@ class RunBuilder:
         keys = places[flat] * max(count, 1)
         keys += owners
         keys.sort()
-        first = np.flatnonzero(np.diff(keys, prepend=-1))
-        tfs = np.diff(first, append=len(keys))
-        by_term, rows = np.divmod(keys[first], max(count, 1))
+        firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+        tfs = np.diff(firsts, append=len(keys))
+        by_term, rows = np.divmod(keys[firsts], max(count, 1))
         starts = np.searchsorted(by_term, np.arange(len(terms) + 1))
         return PostingsRun(
             ids=self._ids,
@@ -152,7 +151,7 @@ def narrow(counts: np.ndarray) -> np.ndarray:
 def merge(runs: Sequence[PostingsRun], folder: Path) -> None:
     """Writes terms, starts, rows and tfs of all runs, in order, to `folder`."""
     bases = np.cumsum([0, *(len(run.lengths) for run in runs)])
-    tf_type = max((run.tfs.dtype for run in runs), key=lambda kind: kind.itemsize)
+    tf_type = max((run.tfs.dtype for run in runs), key=lambda dtype: dtype.itemsize)
 
     def entries(number: int) -> Iterator[tuple[bytes, int, int]]:
         return ((term, number, index) for index, term in enumerate(runs[number].terms))
@@ -280,7 +279,7 @@ def _write_runs(
 ) -> list[Path]:
     """Reads all documents into runs. Those that a killed build left are kept as long as the documents are the same."""
     runs: list[Path] = []
-    left = sorted(work.glob("run-*"))
+    earlier = sorted(work.glob("run-*"))
     builder = RunBuilder()
     waiting: list[tuple[bytes, str]] = []
     """Documents that are not analyzed yet, because a run that is kept does not need it."""
@@ -298,19 +297,19 @@ def _write_runs(
         builder = RunBuilder()
 
     def forget() -> None:
-        while left:
+        while earlier:
             # renamed first: a run that is half removed must not be taken for a whole one
-            shutil.rmtree(left.pop().rename(_fresh(work / "new")))
+            shutil.rmtree(earlier.pop().rename(_fresh(work / "new")))
 
     for name, text in docs:
         waiting.append((content.update(name, text), text))
-        if left and content.count == int(left[0].name.split("-")[2]):
-            if left[0].name == _run_name(len(runs), content):
-                runs.append(left.pop(0))
+        if earlier and content.count == int(earlier[0].name.split("-")[2]):
+            if earlier[0].name == _run_name(len(runs), content):
+                runs.append(earlier.pop(0))
                 waiting.clear()
             else:
                 forget()
-        if not left:
+        if not earlier:
             analyze()
         if builder.tokens >= RUN_TOKENS:
             save()

@@ -119,7 +119,7 @@ class IndexArrays:
     """uint8 `[documents]`: length bytes."""
     ranks: np.ndarray
     """int32 `[documents]`: place of the id among all ids in ascending order, which decides ties."""
-    held: tuple[BlobStore, ...] = ()
+    stores: tuple[BlobStore, ...] = ()
     """Stores to close with the index."""
 
 
@@ -195,9 +195,8 @@ def open_parts(folder: Path) -> IndexArrays:
     Raises:
         RetrievalError: no index, another version, or a file is missing, cut off or changed.
     """
-    manifest = read_manifest(
-        folder / MANIFEST, BM25Manifest, lambda why: RetrievalError(f"{why}; build the index again")
-    )
+    path = folder / MANIFEST
+    manifest = read_manifest(path, BM25Manifest, lambda why: RetrievalError(f"{why}; build the index again"))
     if wrong := changed_files(folder, manifest.files, limit=CHECKED):
         raise RetrievalError(f"{folder}: {'; '.join(wrong)}; build the index again")
     arrays = {name: map_array(folder / f"{name}.npy") for name in ("starts", "rows", "tfs", "peaks", "norms", "ranks")}
@@ -208,6 +207,6 @@ def open_parts(folder: Path) -> IndexArrays:
         statistics=manifest.statistics,
         terms=TermTable(terms),
         ids=list(names) if len(names) <= FEW_TERMS else names,
-        held=(ids, terms),
+        stores=(ids, terms),
         **arrays,
     )

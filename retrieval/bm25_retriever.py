@@ -103,7 +103,7 @@ class LuceneIndex:
     def close(self) -> None:
         """Releases the arrays and files. Twice is fine."""
         if self._parts is not None:
-            for store in self._parts.held:
+            for store in self._parts.stores:
                 store.close()
             self._parts = None
             del self._searcher

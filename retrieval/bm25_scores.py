@@ -150,24 +150,24 @@ class IndexSearcher:
     def _refine(
         self, documents: np.ndarray, sums: np.ndarray, later: list[_Clause], to_come: np.ndarray, k: int, least: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the terms of `rest` to the documents `found`, dropping those that fall behind; sets `sums` back to 0."""
+        """Adds the terms of `later` to `documents`, dropping those that fall behind; sets `sums` back to 0."""
         totals = sums[documents]
         sums[documents] = 0
-        for number, (clause, left) in enumerate(zip(later, to_come, strict=False)):
-            able = totals + left >= least * _SAFE
+        for number, (clause, most) in enumerate(zip(later, to_come, strict=False)):
+            able = totals + most >= least * _SAFE
             documents, totals = documents[able], totals[able]
             if number == 0:
                 order = np.argsort(documents)
                 documents, totals = documents[order], totals[order]
-            listed = self._parts.rows[clause.start : clause.end]
-            if len(documents) * _LOOKUP_COST > len(listed):
-                sums[listed] = self._scores(clause, listed)
+            posted = self._parts.rows[clause.start : clause.end]
+            if len(documents) * _LOOKUP_COST > len(posted):
+                sums[posted] = self._scores(clause, posted)
                 totals += sums[documents]
-                sums[listed] = 0
+                sums[posted] = 0
             else:
-                places = np.searchsorted(listed, documents)
-                places[places == len(listed)] = 0
-                have = np.flatnonzero(listed[places] == documents)
+                places = np.searchsorted(posted, documents)
+                places[places == len(posted)] = 0
+                have = np.flatnonzero(posted[places] == documents)
                 totals[have] += self._scores(clause, documents[have], places[have])
             if len(totals) > k:
                 least = max(least, _kth(totals, k))
@@ -175,10 +175,10 @@ class IndexSearcher:
 
     def _scores(self, clause: _Clause, rows: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
         """float32 contributions of a term to `rows`, which are its postings: all, or those at `places`."""
-        which = slice(clause.start, clause.end) if places is None else places + clause.start
+        postings = slice(clause.start, clause.end) if places is None else places + clause.start
         if self._ready is not None and clause.once:
-            return self._ready[which]
-        scaled = self._parts.tfs[which].astype(np.float32)
+            return self._ready[postings]
+        scaled = self._parts.tfs[postings].astype(np.float32)
         scaled *= self._inverses[rows]
         return contributions(clause.weight, scaled)
 

@@ -104,7 +104,7 @@ def passage_vectors(encoder: Encoder, passages: Sequence[Passage]) -> NDArray[np
     return checked_vectors(vectors, len(passages), vector_size(encoder))
 
 
-def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
+def checked_vectors(output: object, texts: int, dim: int) -> NDArray[np.float32]:
     """Checks an encoder's vectors of `texts` texts, and returns them as contiguous float32 `[texts, dim]`.
 
     Raises RetrieverUnavailable for another shape, other types than numbers, and values that are not finite: a search
@@ -112,10 +112,10 @@ def checked_vectors(found: object, texts: int, dim: int) -> NDArray[np.float32]:
     """
     due = f"floats [{texts}, {dim}] are due"
     try:
-        array = np.asarray(found)
+        array = np.asarray(output)
     # ragged lists; a tensor that has a gradient or lies on another device
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RetrieverUnavailable(f"the encoder gave {brief(found, 80)}; {due}") from error
+        raise RetrieverUnavailable(f"the encoder gave {brief(output, 80)}; {due}") from error
     if array.shape != (texts, dim):
         raise RetrieverUnavailable(f"the encoder gave shape {list(array.shape)} for {texts} texts; {due}")
     # NumPy would read texts and dates as numbers, and leave out what is imaginary
@@ -138,13 +138,13 @@ def searched(retriever: Retriever, queries: Sequence[str], k: int) -> list[tuple
     return [checked_hits(hits, k) for hits in hit_lists]
 
 
-def checked_hits(found: object, most: int) -> tuple[Hit, ...]:
+def checked_hits(answer: object, most: int) -> tuple[Hit, ...]:
     """The hits of any package's retriever or reranker for one query, checked.
 
     Raises RetrieverUnavailable for anything but at most `most` hits, for passages that are no text, and for a score
     that is not finite.
     """
-    hits = found if isinstance(found, list | tuple) else (found,)
+    hits = answer if isinstance(answer, list | tuple) else (answer,)
     if len(hits) > most:
         raise RetrieverUnavailable(f"the retriever gave {len(hits)} hits; at most {most} were asked for")
     checked: list[Hit] = []

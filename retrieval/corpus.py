@@ -86,9 +86,8 @@ class PassageStore(LazySequence[Passage], Closes):
     def __init__(self, folder: str | Path) -> None:
         """Opens what `PassageWriter` finished. Raises RetrievalError if the folder holds no complete store."""
         folder = Path(folder)
-        head = read_manifest(
-            folder / "passages.json", dict[str, Any], lambda why: RetrievalError(f"{why}; build the index again")
-        )
+        path = folder / "passages.json"
+        head = read_manifest(path, dict[str, Any], lambda why: RetrievalError(f"{why}; build the index again"))
         self.sha256: str = head["sha256"]
         self._blobs = BlobStore(folder / "passages")
 
@@ -97,12 +96,13 @@ class PassageStore(LazySequence[Passage], Closes):
 
     def item(self, index: int) -> Passage:
         record = self._blobs.item(index)
-        name, title = _HEAD.unpack_from(record)
+        id_bytes, title_bytes = _HEAD.unpack_from(record)
         start = _HEAD.size
+        title, text = start + id_bytes, start + id_bytes + title_bytes
         return Passage(
-            id=str(record[start : start + name], "utf-8"),
-            title=str(record[start + name : start + name + title], "utf-8"),
-            text=str(record[start + name + title :], "utf-8"),
+            id=str(record[start:title], "utf-8"),
+            title=str(record[title:text], "utf-8"),
+            text=str(record[text:], "utf-8"),
         )
 
     def close(self) -> None:
@@ -148,21 +148,21 @@ def parse_row(row: Any, where: str) -> Passage:
     field = "id" if "id" in row or "_id" not in row else "_id"
     name = row.get(field)
     if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
-        missing = "no id" if field not in row else f"id {show(name)}"
-        raise CorpusError(f"{where}: {missing}; every row needs an id, a string or a whole number")
+        problem = "no id" if field not in row else f"id {show(name)}"
+        raise CorpusError(f"{where}: {problem}; every row needs an id, a string or a whole number")
     name = str(name)
-    if (problem := text_problem(name)) is not None:
-        raise CorpusError(f"{where}: the id {problem}")
+    if (fault := text_problem(name)) is not None:
+        raise CorpusError(f"{where}: the id {fault}")
     if "\0" in name:
         raise CorpusError(f"{where}: id {name!r} has a NUL in it; remove it")
     which_row = f"of row {show(name)}"
     if "contents" in row:
         # the first line is the title; a single line is one only in quotation marks
         contents = _string(row, "contents", where, which_row)
-        head, newline, text = contents.partition("\n")
-        head = head.removesuffix("\r")
-        quoted = len(head) >= 2 and head.startswith('"') and head.endswith('"')
-        title = head[1:-1] if quoted else head
+        first_line, newline, text = contents.partition("\n")
+        first_line = first_line.removesuffix("\r")
+        quoted = len(first_line) >= 2 and first_line.startswith('"') and first_line.endswith('"')
+        title = first_line[1:-1] if quoted else first_line
         if not newline and not quoted:
             title, text = "", contents
     elif "text" in row:
@@ -177,11 +177,11 @@ def _passages(path: Path) -> Iterator[tuple[str, Passage]]:
     """Yields (place in the file, passage) of every row."""
     if not path.exists():
         raise CorpusError(f"{path}: there is no such corpus file")
-    any_row = False
+    has_rows = False
     for row in read_rows(path, FORMS, CorpusError):
-        any_row = True
+        has_rows = True
         yield row.place, parse_row(row.value, f"{path}, {row.place}")
-    if not any_row:
+    if not has_rows:
         raise CorpusError(f"{path}: no passages in it; a corpus has one JSON object per line: {FORMS}")
 
 
@@ -197,12 +197,12 @@ def _string(row: dict[str, Any], key: str, where: str, which_row: str) -> str:
 def _report_repeat(path: Path, digest: int) -> None:
     """Raises CorpusError for the repeated id behind `digest`; returns if two different ids merely share the 8 bytes."""
     first: dict[str, str] = {}
-    for position, passage in _passages(path):
+    for place, passage in _passages(path):
         if id_digest(passage.id) != digest:
             continue
         if passage.id in first:
             raise CorpusError(
-                f"{path}, {position}: id {show(passage.id)} was used in {first[passage.id]} already; ids must be "
+                f"{path}, {place}: id {show(passage.id)} was used in {first[passage.id]} already; ids must be "
                 "unique (titles may repeat)"
             )
-        first[passage.id] = position
+        first[passage.id] = place

@@ -125,9 +125,9 @@ class DenseRetriever:
         index = make_index(factory, dim)
         train_index(index, vectors)
         add_to_index(index, vectors)
-        named = f"dense:{factory}:{encoder.fingerprint}:corpus={corpus_sha256(passages)[:16]}"
+        fingerprint = f"dense:{factory}:{encoder.fingerprint}:corpus={corpus_sha256(passages)[:16]}"
         settings = {**default_parameters(factory), **(parameters or {})}
-        return cls(index, passages, encoder, fingerprint=named, parameters=settings)
+        return cls(index, passages, encoder, fingerprint=fingerprint, parameters=settings)
 
     @property
     def fingerprint(self) -> str:
@@ -144,8 +144,8 @@ class DenseRetriever:
         vectors = query_vectors(self._encoder, queries)
         scores, rows = self.search_vectors(vectors, k)
         return [
-            [Hit(passage=self._passages[row], score=score) for score, row in zip(*pairs, strict=True) if row >= 0]
-            for pairs in zip(scores.tolist(), rows.tolist(), strict=True)
+            [Hit(passage=self._passages[row], score=score) for score, row in zip(*answer, strict=True) if row >= 0]
+            for answer in zip(scores.tolist(), rows.tolist(), strict=True)
         ]
 
     def search_vectors(self, vectors: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -160,9 +160,8 @@ class DenseRetriever:
         if not wanted:
             return np.zeros((len(vectors), 0), np.float32), np.zeros((len(vectors), 0), np.int64)
         with quickest(self._index, len(vectors), exact=self._exact):
-            distances, rows = search_index(
-                self._index, vectors, min(wanted + SPARE_ROWS * self._exact, self._index.ntotal)
-            )
+            fetched = min(wanted + SPARE_ROWS * self._exact, self._index.ntotal)
+            distances, rows = search_index(self._index, vectors, fetched)
         nonzero = np.any(vectors, axis=1, keepdims=True)
         _check_found(rows, self._index.ntotal)
         if self._compares_all and (nonzero[:, 0] & (rows < 0).all(1)).any():
@@ -183,24 +182,24 @@ class DenseRetriever:
         vectors: NDArray[np.float32],
         scores: NDArray[np.float32],
         rows: NDArray[np.int64],
-        fetched: NDArray[np.float32],
+        worst: NDArray[np.float32],
         wanted: int,
     ) -> None:
         """Searches again, by range, where rows that faiss left out may tie with the best `wanted`, and replaces those
-        `scores` and `rows` [n, fetched]. They may if the worst fetched score, `fetched` [n], is within rounding of the
+        `scores` and `rows` [n, fetched]. They may if the worst fetched score, `worst` [n], is within rounding of the
         last wanted one."""
         least = -np.partition(-scores, wanted - 1, axis=1)[:, wanted - 1]
         stored = stored_vectors(self._index)
-        for row in np.flatnonzero(rows[:, 0] >= 0):
-            longest = np.linalg.norm(stored[rows[row]], axis=1).max()
-            margin = _ROUNDING * float(np.linalg.norm(vectors[row]) * longest)
-            if fetched[row] < least[row] - margin:
+        for query in np.flatnonzero(rows[:, 0] >= 0):
+            longest = np.linalg.norm(stored[rows[query]], axis=1).max()
+            margin = _ROUNDING * float(np.linalg.norm(vectors[query]) * longest)
+            if worst[query] < least[query] - margin:
                 continue
-            query = vectors[row : row + 1]
-            _, _, near = self._index.range_search(query, float(least[row]) - margin)
-            exact = _score(self._index, query, near[None])[0]
+            vector = vectors[query : query + 1]
+            _, _, near = self._index.range_search(vector, float(least[query]) - margin)
+            exact = _score(self._index, vector, near[None])[0]
             best = np.lexsort((near, -exact))[: rows.shape[1]]
-            scores[row, : len(best)], rows[row, : len(best)] = exact[best], near[best]
+            scores[query, : len(best)], rows[query, : len(best)] = exact[best], near[best]
 
     def close(self) -> None:
         """Unmaps the index and the passages. Twice is fine."""
@@ -223,8 +222,8 @@ def _score(index: Any, vectors: NDArray[np.float32], rows: NDArray[np.int64]) ->
     """Inner products of `vectors [n, dim]` with the index rows `[n, k]`, each summed in the same order."""
     stored = stored_vectors(index)
     scores = np.empty(rows.shape, np.float32)
-    for row, vector in enumerate(vectors):
+    for query, vector in enumerate(vectors):
         # no matrix product, whose order of summation depends on its shape; the score of row -1 does not matter
         with np.errstate(over="ignore", invalid="ignore"):
-            scores[row] = (stored[np.maximum(rows[row], 0)] * vector).sum(1)
+            scores[query] = (stored[np.maximum(rows[query], 0)] * vector).sum(1)
     return scores

@@ -122,8 +122,8 @@ class HashingFit:
         self.passages = 0
 
     def add(self, passage: Passage) -> None:
-        words = {word & (BUCKETS - 1) for word in _hashes(f"{passage.title} {passage.text}")}
-        self.counts[np.fromiter(words, np.int64, len(words))] += np.uint32(1)
+        buckets = {word & (BUCKETS - 1) for word in _hashes(f"{passage.title} {passage.text}")}
+        self.counts[np.fromiter(buckets, np.int64, len(buckets))] += np.uint32(1)
         self.passages += 1
 
     def encoder(self, dim: int = 1024) -> HashingEncoder:
@@ -189,9 +189,8 @@ class HashingEncoder:
         words = [_hashes(text) for text in texts]
         rows = np.repeat(np.arange(len(texts)), [len(row) for row in words])
         # words in order of their hash, so that a row's sums do not depend on what else is in the block
-        hashes, inverse = np.unique(
-            np.fromiter((word for row in words for word in row), np.uint64, len(rows)), return_inverse=True
-        )
+        flat_words = np.fromiter((word for row in words for word in row), np.uint64, len(rows))
+        hashes, inverse = np.unique(flat_words, return_inverse=True)
         keys, counts = np.unique(rows * max(len(hashes), 1) + inverse, return_counts=True)
         row, word = np.divmod(keys, max(len(hashes), 1))
         weight = self._idf[(hashes & np.uint64(BUCKETS - 1)).astype(np.int64)][word] * (1.0 + np.log(counts))
@@ -199,10 +198,9 @@ class HashingEncoder:
         # the upper bits of the product, because they depend on all bits below them
         column = ((mixed >> np.uint64(32)) % np.uint64(self.dim)).astype(np.int64)
         sign = np.where((mixed >> np.uint64(20)) & np.uint64(1), 1.0, -1.0)
-        flat = row[:, None] * self.dim + column[word]
-        block = np.bincount(
-            flat.ravel(), (weight[:, None] * sign[word]).ravel(), minlength=len(texts) * self.dim
-        ).reshape(len(texts), self.dim)
+        places, values = row[:, None] * self.dim + column[word], weight[:, None] * sign[word]
+        sums = np.bincount(places.ravel(), values.ravel(), minlength=len(texts) * self.dim)
+        block = sums.reshape(len(texts), self.dim)
         length = np.sqrt((block * block).sum(1, keepdims=True))
         return block / np.where(length > 0, length, 1.0)
 
@@ -384,27 +382,27 @@ def find_style(style: str | EncoderStyle | None, model: str) -> EncoderStyle:
         style = next((key for key, names in FAMILIES.items() if names.fullmatch(name)), None)
         if style is None:
             raise RetrievalError(f"cannot tell the style of {model!r} by its name; name it: {', '.join(STYLES)}")
-    named = STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
+    family = STYLES[checked_choice("the encoder's style", style, STYLES, RetrievalError)]
     folder = model_folder(model_files(model))
     if not (folder / MODULES).is_file():
-        return named
+        return family
     modules = json_file(folder / MODULES, RetrievalError)
     entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
     kinds = [str(entry.get("type")).rpartition(".")[2] for entry in entries]
     declared = json_object(folder / POOLING, RetrievalError) if "Pooling" in kinds else {}
-    on = [name.split("_")[2] for name, value in declared.items() if value is True and name.startswith("pooling_mode_")]
-    pooling: Any = declared.get("pooling_mode") or "+".join(on)
+    modes = [key.split("_")[2] for key, value in declared.items() if value is True and key.startswith("pooling_mode_")]
+    pooling: Any = declared.get("pooling_mode") or "+".join(modes)
     if pooling not in ("mean", "cls") or set(kinds) - {"Transformer", "Pooling", "Normalize"}:
         raise RetrievalError(
             f"{model} is made of {', '.join(kinds)} with the pooling {brief(pooling, 60)} ({MODULES}); valid: "
             "Transformer, Pooling and Normalize, with the pooling mean or cls"
         )
-    said = json_object(folder / READING, RetrievalError) if (folder / READING).is_file() else {}
-    most = said.get("max_seq_length")
+    reading = json_object(folder / READING, RetrievalError) if (folder / READING).is_file() else {}
+    limit = reading.get("max_seq_length")
     # it was trained on texts so long, though it may have places for more
-    length = min(named.max_length, most) if isinstance(most, int) and most > 0 else named.max_length
-    lower = said.get("do_lower_case") is True
-    return dataclasses.replace(named, pooling=pooling, lower=lower, max_length=length)
+    length = min(family.max_length, limit) if isinstance(limit, int) and limit > 0 else family.max_length
+    lower = reading.get("do_lower_case") is True
+    return dataclasses.replace(family, pooling=pooling, lower=lower, max_length=length)
 
 
 def weights_digest(model: Any) -> str:

@@ -61,9 +61,9 @@ def quickest(index: Any, queries: int, *, exact: bool) -> Iterator[None]:
     """
     faiss = load_faiss()
     faiss.cvar.distance_compute_blas_threshold = MATRIX_FROM * (index.d if _per_dimension else 1)
-    alone = MATRIX_ALONE if queries >= MATRIX_FROM else SCAN_ALONE
+    limit = MATRIX_ALONE if queries >= MATRIX_FROM else SCAN_ALONE
     threads = faiss.omp_get_max_threads()
-    if exact and queries * index.ntotal * index.d <= alone:
+    if exact and queries * index.ntotal * index.d <= limit:
         faiss.omp_set_num_threads(1)
     try:
         yield
@@ -147,8 +147,8 @@ def set_parameters(index: Any, settings: Mapping[str, float]) -> None:
         kind = name.rpartition("quantizer_")[2]
         least, most = next((bounds for start, bounds in RANGES.items() if kind.startswith(start)), (0, 2**31 - 1))
         integral = not kind.startswith("k_factor")
-        number = isinstance(value, int | float) and least <= value <= most
-        if not number or (integral and value != int(value)):
+        in_range = isinstance(value, int | float) and least <= value <= most
+        if not in_range or (integral and value != int(value)):
             wanted = f"a {'whole ' * integral}number from {least} to {most:,}"
             raise RetrievalError(f"the search setting {name} is {value!r}; it must be {wanted}")
         advice = "IVF takes nprobe, HNSW efSearch, refining indexes k_factor_rf"
@@ -181,9 +181,8 @@ def add_to_index(index: Any, vectors: np.ndarray) -> None:
 
 def search_index(index: Any, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """(scores, rows) of faiss, both `[n, k]`. Raises RetrievalError where faiss cannot search with its settings."""
-    with _refusals(
-        f"{_kind(index)} cannot be searched", "give other search settings, or build it with another factory"
-    ):
+    advice = "give other search settings, or build it with another factory"
+    with _refusals(f"{_kind(index)} cannot be searched", advice):
         scores, rows = index.search(vectors, k)
     return scores, rows
 
@@ -216,8 +215,8 @@ def check_index(index: Any, passages: int, dim: int) -> None:
         raise RetrievalError(f"the index has {index.d} dimensions, the encoder {dim}; build it again")
     if passages and (ids := _own_ids(index)) is not None:
         seen = np.zeros(passages, bool)
-        for part in ids:
-            seen[part[(part >= 0) & (part < passages)]] = True
+        for block in ids:
+            seen[block[(block >= 0) & (block < passages)]] = True
         # there are as many ids as passages: where all rows are among them, nothing else is
         if not seen.all():
             raise RetrievalError(

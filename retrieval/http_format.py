@@ -161,14 +161,14 @@ def request_body(queries: Sequence[str], k: int) -> bytes:
     return json.dumps({"queries": list(queries), "topk": k, "return_scores": True}).encode()
 
 
-def reply_body(found: Sequence[Sequence[Hit]], scores: bool) -> bytes:
+def reply_body(answers: Sequence[Sequence[Hit]], scores: bool) -> bytes:
     """The body of an answer, with the original's order of keys. Raises ValueError for a score that is not finite."""
 
     def entry(hit: Hit) -> dict[str, Any]:
         document = {"id": hit.passage.id, "contents": hit.passage.contents}
         return {"document": document, "score": float(hit.score)} if scores else document
 
-    rows = [[entry(hit) for hit in hits] for hits in found]
+    rows = [[entry(hit) for hit in hits] for hits in answers]
     return json.dumps({"result": rows}, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -211,8 +211,8 @@ def read_reply(body: bytes, queries: int, k: int) -> list[list[Hit]]:
             where, document = f"result[{number}][{position}]", entry.document
             score = 1 / (position + 1) if ranked else entry.score
             if score is None or not math.isfinite(score):
-                shown_score = "missing" if score is None else score
-                raise WireError(f"{where}: the score is {shown_score}; it must be a finite number")
+                value = "missing" if score is None else score
+                raise WireError(f"{where}: the score is {value}; it must be a finite number")
             if not entry.has_id and isinstance(document.get("contents"), str):
                 # the original server's BM25 sends no ids, but the same contents must still be the same passage
                 digest = hashlib.sha256(document["contents"].encode("utf-8", "replace")).hexdigest()

@@ -31,13 +31,7 @@ from turngym.core.redaction import redacted
 from turngym.core.spec import Spec, read
 from turngym.retrieval.answer_cache import Answers
 from turngym.retrieval.core import Hit, RetrieverUnavailable, check_request, renew_in_children
-from turngym.retrieval.http_format import (
-    FINGERPRINT_HEADER,
-    WireError,
-    normalize,
-    read_reply,
-    request_body,
-)
+from turngym.retrieval.http_format import FINGERPRINT_HEADER, WireError, normalize, read_reply, request_body
 
 MOST_NAME = 400
 """Characters of a server's fingerprint at most; it goes into reports."""
@@ -46,7 +40,7 @@ MOST_NAME = 400
 class Breaker:
     """A circuit breaker: opens after `failures` failures in a row; after `cooldown` seconds one caller may try."""
 
-    def __init__(self, failures: int, cooldown: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, failures: int, cooldown: float, clock: Callable[[], float]) -> None:
         self._limit, self._cooldown, self._clock = failures, cooldown, clock
         self._lock = threading.Lock()
         self._failed = 0
@@ -171,8 +165,8 @@ class HttpRetriever:
             with suppress(BadReply):
                 reply = read_json(health.body) if health.status == 200 else None
                 served = reply.get("fingerprint") if isinstance(reply, dict) else None
-            named = isinstance(served, str) and 0 < len(served) <= MOST_NAME and served.isprintable()
-            self._fingerprint = served if named else f"url:{self.url}"
+            is_usable = isinstance(served, str) and 0 < len(served) <= MOST_NAME and served.isprintable()
+            self._fingerprint = served if is_usable else f"url:{self.url}"
         return self._fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -255,11 +249,12 @@ class HttpRetriever:
                     wait = max(after, self.settings.backoff * 2 ** (attempt - 1) * (0.5 + self._random.random()))
                 left = until - self._clock()
                 if self._closed or attempt > self.settings.retries or wait >= left:
-                    took = self._clock() - began
+                    elapsed = self._clock() - began
                     hint = "; is `turngym serve retrieval` running there?" if isinstance(error, NotReached) else ""
                     raise RetrieverUnavailable(
-                        f"{self._base}{path} gave no usable answer in {attempt} attempt{'s' * (attempt > 1)} and "
-                        f"{took:.1f} s (deadline {self.settings.deadline:g} s): {type(error).__name__}: {error}{hint}"
+                        f"{self._base}{path} gave no usable answer in {attempt} attempt{'s' * (attempt > 1)} "
+                        f"and {elapsed:.1f} s (deadline {self.settings.deadline:g} s): "
+                        f"{type(error).__name__}: {error}{hint}"
                     ) from error
                 self._sleep(wait)
 
@@ -272,8 +267,8 @@ class HttpRetriever:
                 self._connection = LoopThread("turngym-retriever"), HttpClient(connect=self.settings.connect)
             loop, http = self._connection
         seconds = min(self.settings.attempt, left)
-        sent = http.send(method, f"{self._base}{path}", body or None, seconds=seconds, limit=self.settings.max_answer)
-        return loop.run(sent)
+        call = http.send(method, f"{self._base}{path}", body or None, seconds=seconds, limit=self.settings.max_answer)
+        return loop.run(call)
 
 
 def _base(url: str) -> str:

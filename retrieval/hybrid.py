@@ -155,18 +155,20 @@ class CoverageReranker:
         terms = [set(analyze(hit.passage.contents)) for hit in hits]
         # sorted, because the last digits of the sums below would follow the order of a set
         wanted = sorted(set(analyze(query)))
-        weight = {w: max(0.0, math.log((len(hits) + 1) / (sum(w in words for words in terms) + 0.5))) for w in wanted}
+        counts = {term: sum(term in words for words in terms) for term in wanted}
+        weight = {term: max(0.0, math.log((len(hits) + 1) / (count + 0.5))) for term, count in counts.items()}
         total = sum(weight.values()) or 1.0
         left, remaining, picked = list(wanted), list(range(len(hits))), []
 
         def score(row: int) -> float:
-            return 1 / (self._constant + row + 1) + self._gain * sum(weight[w] for w in left if w in terms[row]) / total
+            covered = sum(weight[term] for term in left if term in terms[row])
+            return 1 / (self._constant + row + 1) + self._gain * covered / total
 
         while remaining:
             best = max(remaining, key=lambda row: (score(row), -row))
             picked.append(Hit(passage=hits[best].passage, score=score(best)))
             remaining.remove(best)
-            left = [word for word in left if word not in terms[best]]
+            left = [term for term in left if term not in terms[best]]
         return picked
 
 

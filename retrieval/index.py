@@ -109,8 +109,8 @@ def read_manifest(folder: str | Path) -> IndexManifest:
     folder = Path(folder)
     path = folder / MANIFEST
     if not folder.is_dir():
-        beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
-        hint = did_you_mean(str(folder), [str(path) for path in beside if (path / MANIFEST).is_file()], 1)
+        siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
+        hint = did_you_mean(str(folder), [str(other) for other in siblings if (other / MANIFEST).is_file()], 1)
         raise IndexFolderError(f"{folder}: there is no such index folder.{hint}")
     if not path.is_file():
         raise IndexFolderError(
@@ -127,9 +127,9 @@ def check_files(folder: str | Path, manifest: IndexManifest, *, contents: bool =
     """
     if contents:
         return changed_files(Path(folder), manifest.files, limit=math.inf)
-    rows = f"{PASSAGES}/passages.bin"
-    structures = {name: facts for name, facts in manifest.files.items() if name != rows}
-    passages = {name: facts for name, facts in manifest.files.items() if name == rows}
+    stored = f"{PASSAGES}/passages.bin"
+    structures = {name: file for name, file in manifest.files.items() if name != stored}
+    passages = {name: file for name, file in manifest.files.items() if name == stored}
     return changed_files(Path(folder), structures, limit=CHECKED) + changed_files(Path(folder), passages, limit=-1)
 
 
@@ -162,9 +162,9 @@ def verify_index(
         rows = np.sort(rng.choice(len(store), min(SAMPLE, len(store)), replace=False))
         report("check", 0, len(rows))
         if manifest.faiss is not None and encoder is not None:
-            shares["vectors"] = _vectors(work, manifest, encoder, store, vectors, rows)
+            shares["vectors"] = _vector_recall(work, manifest, encoder, store, vectors, rows)
         if (work / LUCENE).is_dir():
-            shares["words"] = _words(work, store, rows)
+            shares["words"] = _word_recall(work, store, rows)
         report("check", len(rows), len(rows))
     for part, share in shares.items():
         if share < LEAST_RECALL:
@@ -175,7 +175,7 @@ def verify_index(
     return shares
 
 
-def _vectors(
+def _vector_recall(
     work: Path, manifest: IndexManifest, encoder: Encoder, store: PassageStore, vectors: Path, rows: np.ndarray
 ) -> float:
     """Share of rows whose stored vector finds the row, or a passage with the same words, among the ten best."""
@@ -184,7 +184,7 @@ def _vectors(
     shards = [np.load(path, mmap_mode="r") for path in sorted(vectors.glob("*.npy"))]
     starts = np.cumsum([0, *(len(shard) for shard in shards)])
     places = np.searchsorted(starts, rows, side="right") - 1
-    wanted = np.stack([shards[i][row - starts[i]] for i, row in zip(places, rows, strict=True)])
+    wanted = np.stack([shards[shard][row - starts[shard]] for shard, row in zip(places, rows, strict=True)])
     # a passage without a known word has the zero vector, which finds nothing by design
     used = wanted.any(1)
     if not used.any():
@@ -193,13 +193,13 @@ def _vectors(
 
     def finds_itself(row: int, best: np.ndarray) -> bool:
         # or an equal passage: of many equal ones, only ten are among the best
-        same = store[int(row)].contents
-        return row in best or any(store[int(neighbor)].contents == same for neighbor in best if neighbor >= 0)
+        contents = store[int(row)].contents
+        return row in best or any(store[int(neighbor)].contents == contents for neighbor in best if neighbor >= 0)
 
     return float(np.mean([finds_itself(row, best) for row, best in zip(rows[used], best_rows, strict=True)]))
 
 
-def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
+def _word_recall(work: Path, store: PassageStore, rows: np.ndarray) -> float:
     """Share of rows found among the ten best for their own first words."""
     index = LuceneIndex.open(work / LUCENE)
     if len(index) != len(store):
@@ -207,11 +207,8 @@ def _words(work: Path, store: PassageStore, rows: np.ndarray) -> float:
     sampled = [store[int(row)] for row in rows]
     hits = BM25Retriever(index, store).search([" ".join(passage.contents.split()[:40]) for passage in sampled], 10)
     # compared by their words and not their ids, because of many equal passages only ten are found
-    hits_itself = [
-        any(hit.passage.contents == passage.contents for hit in line)
-        for passage, line in zip(sampled, hits, strict=True)
-    ]
-    return float(np.mean(hits_itself))
+    pairs = zip(sampled, hits, strict=True)
+    return float(np.mean([any(hit.passage.contents == passage.contents for hit in best) for passage, best in pairs]))
 
 
 STATE, STATE_TMP, VECTORS = "state.json", "state.tmp", "vectors"
@@ -339,7 +336,7 @@ class _Build:
         return manifest
 
     def _passages(self) -> PassageStore:
-        folder, encoder = self.work / PASSAGES, self.work / ENCODER
+        folder = self.work / PASSAGES
         if not (folder / "passages.json").is_file():
             fit = HashingFit() if self.plan.kind != "bm25" and self.plan.encoder == "hashing" else None
             writer = PassageWriter(folder)
@@ -350,7 +347,7 @@ class _Build:
                 if done % 4096 == 0:
                     self.report("passages", done, None)
             if fit is not None:
-                fit.encoder(self.plan.dim).save(encoder)
+                fit.encoder(self.plan.dim).save(self.work / ENCODER)
             # last, because passages.json says that the stage is complete, the encoder's counts included
             writer.finish()
         store = PassageStore(folder)
@@ -371,14 +368,14 @@ class _Build:
         if self.encoder is None:
             style = dataclasses.replace(find_style(plan.style, model), passage_dtype=plan.dtype)
             self.encoder = HuggingFaceEncoder(model, style, passage_model=plan.passage_model, device=plan.device)
-        used = getattr(self.encoder, "style", None)
+        used_style = getattr(self.encoder, "style", None)
         record = EncoderRecord(
             kind="hf",
             fingerprint=self.encoder.fingerprint,
             dim=vector_size(self.encoder),
             model=model,
             passage_model=plan.passage_model,
-            style=None if used is None else dataclasses.asdict(used),
+            style=None if used_style is None else dataclasses.asdict(used_style),
         )
         return self.encoder, record
 
@@ -404,24 +401,24 @@ def _prepare(work: Path, plan: BuildPlan, restart: bool) -> None:
     """Leaves in `work` what an unfinished build has done that this plan can use, and the state with this plan."""
     state, stat = work / STATE, plan.corpus.stat()
     # a corpus that was moved or another device gives the same index
-    wanted = {
-        key: value for key, value in msgspec.structs.asdict(plan).items() if key not in ("corpus", "out", "device")
-    }
+    wanted = msgspec.structs.asdict(plan)
+    for key in ("corpus", "out", "device"):
+        del wanted[key]
     wanted |= {"corpus_bytes": stat.st_size, "corpus_mtime_ns": stat.st_mtime_ns}
     # without all passages, nothing was built that another plan would throw away
     if restart or not (work / PASSAGES / "passages.json").is_file():
         _remove_parts(work, PASSAGES, ENCODER, VECTORS, FAISS, LUCENE, MANIFEST)
     else:
-        differ = _changes(state, json.loads(json.dumps(wanted)))
-        if changed := differ.keys() - {"factory", "parameters"}:
-            changes = ", ".join(differ[key] for key in sorted(changed))
+        changes = _changes(state, json.loads(json.dumps(wanted)))
+        if others := sorted(changes.keys() - {"factory", "parameters"}):
+            clauses = ", ".join(changes[key] for key in others)
             raise IndexFolderError(
-                f"{work} holds an unfinished build with another plan ({changes}); give the same options to go on with "
+                f"{work} holds an unfinished build with another plan ({clauses}); give the same options to go on with "
                 "it, or --restart to throw it away"
             )
         # passages and vectors, which take long, do not depend on these two
-        if differ:
-            _remove_parts(work, MANIFEST, *([FAISS] if "factory" in differ else []))
+        if changes:
+            _remove_parts(work, MANIFEST, *([FAISS] if "factory" in changes else []))
     scratch = work / STATE_TMP
     scratch.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
     os.replace(scratch, state)
@@ -461,9 +458,9 @@ def describe_index(manifest: IndexManifest) -> list[list[str]]:
         rows += [["faiss index", manifest.faiss.factory], ["search settings", settings or "none"]]
         rows += [["metric", manifest.faiss.metric]]
     sizes: dict[str, int] = {}
-    for name, facts in manifest.files.items():
+    for name, file in manifest.files.items():
         part = name.partition("/")[0]
-        sizes[part] = sizes.get(part, 0) + facts["bytes"]
+        sizes[part] = sizes.get(part, 0) + file["bytes"]
     rows += [[f"{part} on disk", show_bytes(size)] for part, size in sorted(sizes.items())]
     rows += [["total on disk", show_bytes(sum(sizes.values()))], ["fingerprint", manifest.fingerprint]]
     return rows

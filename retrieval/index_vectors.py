@@ -101,17 +101,17 @@ def write_lists(index: Any, shards: Sequence[Vectors], folder: Path, file: IO[by
 
 def _sorted_codes(index: Any, shard: Vectors) -> NDArray[np.void]:
     """`[rows]` records (list, row within the shard, code), ordered by list, then row."""
-    kind = np.dtype([("list", "<i8"), ("row", "<i8"), ("code", np.uint8, (index.code_size,))])
-    out = np.empty(len(shard), kind)
+    record = np.dtype([("list", "<i8"), ("row", "<i8"), ("code", np.uint8, (index.code_size,))])
+    out = np.empty(len(shard), record)
     width = index.coarse_code_size()
     start = 0
     for block in blocks([shard]):
         coded = index.sa_encode(block)
-        number = np.zeros((len(block), 8), np.uint8)
+        list_numbers = np.zeros((len(block), 8), np.uint8)
         # faiss packs the number of a list into as few bytes as it needs, the lowest first
-        number[:, :width] = coded[:, :width]
+        list_numbers[:, :width] = coded[:, :width]
         part = out[start : start + len(block)]
-        part["list"], part["code"] = number.view("<i8")[:, 0], coded[:, width:]
+        part["list"], part["code"] = list_numbers.view("<i8")[:, 0], coded[:, width:]
         start += len(block)
     out["row"] = np.arange(len(shard))
     return out[np.argsort(out["list"], kind="stable")]
@@ -195,7 +195,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
         raise RetrievalError(f"{folder}: {total} vectors for {rows} passages; build again with --restart")
     faiss = load_faiss()
     index = _trained(shards, path, factory, dim, report)
-    coded, added = path.with_name(path.name + ".lists"), 0
+    codes, added = path.with_name(path.name + ".lists"), 0
 
     def done(count: int) -> None:
         nonlocal added
@@ -207,7 +207,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
         streamed = write_flat(index, shards, rows, file, done)
         # two vectors per cluster fill most clusters; the form of the file depends on how many are empty
         if not streamed and streams_ivf(index, lambda clusters: sample(shards, min(rows, 2 * clusters))):
-            write_lists(index, shards, coded, file, done)
+            write_lists(index, shards, codes, file, done)
             streamed = True
     if not streamed:
         for block in blocks(shards):
@@ -215,7 +215,7 @@ def add_vectors(folder: Path, path: Path, factory: str, dim: int, rows: int, rep
             done(len(block))
         faiss.write_index(index, str(library_path(scratch.parent) / scratch.name))
     os.replace(scratch, path)
-    shutil.rmtree(coded, ignore_errors=True)
+    shutil.rmtree(codes, ignore_errors=True)
     _trained_path(path).unlink(missing_ok=True)
 
 
@@ -251,7 +251,5 @@ def sample(shards: Sequence[NDArray[np.float32]], rows: int) -> NDArray[np.float
     chosen = np.sort(np.random.default_rng(0).choice(sum(sizes), rows, replace=False))
     bounds = np.searchsorted(chosen, np.cumsum([0, *sizes]))
     starts = np.cumsum([0, *sizes])
-    parts = [
-        np.asarray(shard[chosen[bounds[i] : bounds[i + 1]] - starts[i]], np.float32) for i, shard in enumerate(shards)
-    ]
-    return np.concatenate(parts)
+    rows_of = [chosen[bounds[i] : bounds[i + 1]] - starts[i] for i in range(len(shards))]
+    return np.concatenate([np.asarray(shard[own], np.float32) for shard, own in zip(shards, rows_of, strict=True)])

@@ -121,10 +121,10 @@ def _short(word: str) -> bool:
 
 
 def _replaced(word: str, suffixes: tuple[tuple[str, str], ...]) -> str:
-    for suffix, instead in suffixes:
+    for suffix, replacement in suffixes:
         if word.endswith(suffix):
             bare = word[: -len(suffix)]
-            return bare + instead if _measure(bare) else word
+            return bare + replacement if _measure(bare) else word
     return word
 
 

@@ -96,10 +96,8 @@ def open_retriever(
         if encoder is None or encoder == "hashing":
             encoder = HashingEncoder.fit(passages)
         elif isinstance(encoder, str):
-            named = encoder.removeprefix("hf:")
-            encoder = (
-                HuggingFaceEncoder(named, device=device) if is_hugging_face(encoder) else find_encoder(named)(device)
-            )
+            is_model, name = is_hugging_face(encoder), encoder.removeprefix("hf:")
+            encoder = HuggingFaceEncoder(name, device=device) if is_model else find_encoder(name)(device)
         parts.append(DenseRetriever.from_passages(passages, encoder, parameters=parameters))
     return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
@@ -145,10 +143,10 @@ def open_index(
             raise IndexFolderError(
                 f"{folder}: the manifest of a {manifest.kind} index names no encoder; build it again"
             )
-        used = open_encoder(manifest.encoder, folder, given=encoder, device=device)
+        own = open_encoder(manifest.encoder, folder, given=encoder, device=device)
         settings = {**manifest.faiss.parameters, **(parameters or {})}
         fingerprint = manifest.fingerprint
-        parts.append(DenseRetriever(folder / FAISS, store, used, fingerprint=fingerprint, parameters=settings))
+        parts.append(DenseRetriever(folder / FAISS, store, own, fingerprint=fingerprint, parameters=settings))
     return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
 
@@ -159,15 +157,15 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
         IndexFolderError: it cannot be loaded, or is another one.
     """
     if given is not None and not isinstance(given, str):
-        encoder, named = given, type(given).__name__
+        encoder, name = given, type(given).__name__
     elif record.kind == "hashing":
         if given not in (None, "hashing"):
             raise IndexFolderError(f"{folder} was built with the hashing encoder, not {given!r}; leave `encoder` out")
-        encoder, named = HashingEncoder.load(folder / ENCODER), "hashing"
+        encoder, name = HashingEncoder.load(folder / ENCODER), "hashing"
     elif record.kind == "other":
-        named = given or str(record.model)
+        name = given or str(record.model)
         try:
-            encoder = (recorded_encoder(named) if given is None else find_encoder(named))(device)
+            encoder = (recorded_encoder(name) if given is None else find_encoder(name))(device)
         except RetrievalError as error:
             raise IndexFolderError(f"{folder}: {error}") from error
     else:
@@ -175,21 +173,21 @@ def open_encoder(record: EncoderRecord, folder: Path, *, given: Encoder | str | 
             raise IndexFolderError(
                 f"{folder} was built with the model {record.model}; give it as hf:FOLDER, not {given!r}"
             )
-        named = given.removeprefix("hf:") if given is not None else str(record.model)
+        name = given.removeprefix("hf:") if given is not None else str(record.model)
         try:
-            for model in (named if given is None else None, record.passage_model):
+            for model in (name if given is None else None, record.passage_model):
                 if model is not None:
                     recorded_model(model)
             style = EncoderStyle(**(record.style or {}))
-            encoder = HuggingFaceEncoder(named, style, passage_model=record.passage_model, device=device)
+            encoder = HuggingFaceEncoder(name, style, passage_model=record.passage_model, device=device)
         except (RetrievalError, TypeError) as error:
             raise IndexFolderError(
-                f"{folder} needs the encoder {named!r}: {error}; name where it lies with encoder='hf:FOLDER'"
+                f"{folder} needs the encoder {name!r}: {error}; name where it lies with encoder='hf:FOLDER'"
             ) from error
     if encoder.fingerprint != record.fingerprint:
         raise IndexFolderError(
             f"{folder} was built with another encoder: it stores {record.fingerprint} ({record.model or record.kind}), "
-            f"{named} is {encoder.fingerprint}; open it with the model and style it was built with, or build it again"
+            f"{name} is {encoder.fingerprint}; open it with the model and style it was built with, or build it again"
         )
     return encoder
 

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 from turngym.retrieval.answer_cache import Answers, Key
-from turngym.retrieval.batching import Found, MicroBatcher
+from turngym.retrieval.batching import Hits, MicroBatcher
 from turngym.retrieval.core import Retriever, RetrieverUnavailable, renew_in_children
 from turngym.retrieval.http_format import (
     FINGERPRINT_HEADER,
@@ -101,8 +101,8 @@ class RetrievalService:
     It remembers answers, searches a query once however many requests ask for it at the same time, and keeps deadlines.
     """
 
-    def __init__(self, retriever: Retriever, settings: RetrievalServerSettings | None = None) -> None:
-        self.settings = settings or RetrievalServerSettings()
+    def __init__(self, retriever: Retriever, settings: RetrievalServerSettings) -> None:
+        self.settings = settings
         self.fingerprint = retriever.fingerprint
         self.passages = len(retriever) if isinstance(retriever, Sized) else None
         self.stopping = False
@@ -114,7 +114,7 @@ class RetrievalService:
     def renew(self) -> None:
         """Makes everything that a forked child must have for itself."""
         self._lock = threading.Lock()
-        self._flights: dict[Key, Future[Found]] = {}
+        self._flights: dict[Key, Future[Hits]] = {}
         self._memory = Answers(self.settings.cache)
         self.stats = Stats()
         self._batcher = MicroBatcher(
@@ -126,7 +126,7 @@ class RetrievalService:
             on_batch=self.stats.batch,
         )
 
-    def search(self, queries: Sequence[str], k: int) -> list[Found]:
+    def search(self, queries: Sequence[str], k: int) -> list[Hits]:
         """Hits for each query, best first.
 
         Raises:
@@ -139,10 +139,10 @@ class RetrievalService:
             answers[key] = self._wait(flight, deadline)
         return [answers[key] for key in keys]
 
-    def _start(self, keys: Sequence[Key], deadline: float) -> tuple[dict[Key, Found], dict[Key, Future[Found]]]:
+    def _start(self, keys: Sequence[Key], deadline: float) -> tuple[dict[Key, Hits], dict[Key, Future[Hits]]]:
         """(remembered answers, running searches); other requests may have started some of these."""
-        known: dict[Key, Found] = {}
-        flights: dict[Key, Future[Found]] = {}
+        known: dict[Key, Hits] = {}
+        flights: dict[Key, Future[Hits]] = {}
         wanted = list(dict.fromkeys(keys))
         with self._lock:
             # one lock for both: an answer is in the memory before its search leaves the running ones
@@ -164,14 +164,14 @@ class RetrievalService:
         self.stats.add(queries=len(keys), hits=len(known), joined=joined, misses=len(new))
         return known, flights
 
-    def _landed(self, key: Key, flight: Future[Found]) -> None:
+    def _landed(self, key: Key, flight: Future[Hits]) -> None:
         with self._lock:
             if flight.exception() is None:  # ends: it has landed
                 self._memory.keep(key, flight.result())  # ends: it has landed
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
-    def _wait(self, flight: Future[Found], deadline: float) -> Found:
+    def _wait(self, flight: Future[Hits], deadline: float) -> Hits:
         try:
             return flight.result(max(0.0, deadline - time.monotonic()))
         except RetrieverUnavailable:
@@ -219,7 +219,7 @@ class RetrievalApp:
     that is done for a search."""
 
     def __init__(self, retriever: Retriever, settings: RetrievalServerSettings | None = None) -> None:
-        self.service = RetrievalService(retriever, settings)
+        self.service = RetrievalService(retriever, settings or RetrievalServerSettings())
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         began, headers = time.perf_counter(), {"Content-Type": JSON}

@@ -55,10 +55,10 @@ def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, 
     Raises PanelError for a panel that is named twice, and where a manifest in `out` has other content.
     """
     names = [panel.full_name for panel in panels]
-    if twice := sorted({panel_name for panel_name in names if names.count(panel_name) > 1}):
-        raise PanelError(f"panel {twice[0]} is named twice; valid: once")
+    if repeated := sorted({panel_name for panel_name in names if names.count(panel_name) > 1}):
+        raise PanelError(f"panel {repeated[0]} is named twice; valid: once")
     files = [write_panel(panel, out) for panel in panels]
-    about = {
+    metadata = {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": ["http://mlcommons.org/croissant/1.0", "http://mlcommons.org/croissant/RAI/1.0"],
@@ -80,7 +80,7 @@ def write_croissant(panels: Sequence[Panel], out: Path, *, name: str, url: str, 
     }
     path = out / "croissant.json"
     with atomic_write(path) as file:
-        file.write(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        file.write(json.dumps(metadata, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
@@ -107,13 +107,13 @@ def _records(panel: Panel) -> dict[str, Any]:
                 "@type": "cr:Field",
                 "@id": f"{panel.full_name}/{column}",
                 "name": column,
-                "description": about,
+                "description": description,
                 "dataType": "sc:Text",
                 "source": {
                     "fileObject": {"@id": f"{panel.full_name}.json"},
                     "extract": {"jsonPath": f"$.tasks[*][{index}]"},
                 },
             }
-            for index, (column, about) in enumerate(FIELDS.items())
+            for index, (column, description) in enumerate(FIELDS.items())
         ],
     }

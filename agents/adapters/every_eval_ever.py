@@ -109,10 +109,10 @@ def _number(result: PackedResult, number: Number) -> dict[str, Any]:
 def _rows(result: PackedResult, head: dict[str, str]) -> Iterator[dict[str, Any]]:
     for episode in result.episodes:
         messages = [("system", episode.system)] if episode.system else []
-        answers = []
+        attributions = []
         for turn in episode.turns:
             messages += [("user", turn.observation), ("assistant", turn.response)]
-            answers.append(
+            attributions.append(
                 {
                     "turn_idx": len(messages) - 1,
                     "source": f"messages[{len(messages) - 1}].content",
@@ -127,8 +127,8 @@ def _rows(result: PackedResult, head: dict[str, str]) -> Iterator[dict[str, Any]
             "interaction_type": "agentic",
             "input": {"raw": episode.turns[0].observation if episode.turns else "", "reference": []},
             "output": None,
-            "messages": [{"turn_idx": at, "role": role, "content": text} for at, (role, text) in enumerate(messages)],
-            "answer_attribution": answers,
+            "messages": [{"turn_idx": i, "role": role, "content": text} for i, (role, text) in enumerate(messages)],
+            "answer_attribution": attributions,
             "evaluation": {"score": episode.score, "is_correct": episode.success, "num_turns": len(episode.turns)},
             "error": episode.status.value if episode.status.is_error else None,
             "metadata": {

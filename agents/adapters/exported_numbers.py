@@ -76,10 +76,10 @@ def panel_of_result(result: PackedResult) -> OnPanel:
     tasks = result.spec.play.tasks
     if not isinstance(tasks, OnPanel):
         raise EvaluationError("the result is of no panel, so nobody else could know its tasks")
-    package, colon, named = tasks.panel.rpartition(":")
-    if named.endswith(".json"):
-        named = PurePath(named).stem
-    if not _PANEL.fullmatch(name := f"{package}{colon}{named}"):
+    package, colon, panel = tasks.panel.rpartition(":")
+    if panel.endswith(".json"):
+        panel = PurePath(panel).stem
+    if not _PANEL.fullmatch(name := f"{package}{colon}{panel}"):
         raise EvaluationError(f"the result's panel is {brief(tasks.panel, 80)}; valid: a panel's name")
     return changed(tasks, panel=name)
 

@@ -29,12 +29,11 @@ def write(result: PackedResult, out: Path, *, dataset: str) -> list[Path]:
     """
     hub_id("--dataset", dataset)
     panel, play, times = panel_of_result(result), result.spec.play, times_of(result)
-    shown_numbers = [
-        number for number in numbers_of(result) if number.name.startswith(SHOWN_METRICS) and "." not in number.name
-    ]
+    # a point stands before a category
+    numbers = [n for n in numbers_of(result) if n.name.startswith(SHOWN_METRICS) and "." not in n.name]
     short = panel.panel.rpartition(":")[2]
     entries, tasks = "", ""
-    for number in shown_numbers:
+    for number in numbers:
         notes = f"{number.about} Panel {panel.panel}, sha256 {panel.sha256}; {rules_of(result)}."
         if number.interval is not None:
             notes += f" 95 % interval over tasks {100 * number.interval.low:.1f} to {100 * number.interval.high:.1f}."

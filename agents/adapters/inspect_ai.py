@@ -29,7 +29,8 @@ from turngym.envs.channels import with_call
 
 OPTIONS = ("channel", "limit", "seed", "max_turns", "data", "trace")
 """What `-T` may say besides: see `PanelSessions.of`."""
-MADE = {"system": im.ChatMessageSystem, "user": im.ChatMessageUser}
+TYPES = {"system": im.ChatMessageSystem, "user": im.ChatMessageUser}
+"""Role -> type of its messages."""
 
 
 @task
@@ -91,10 +92,10 @@ def play(sessions: PanelSessions) -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         session = await run_sync(sessions.open, str(state.sample_id), state.epoch - 1)
         try:
-            state.messages = [MADE[message["role"]](content=message["content"]) for message in session.messages]
+            state.messages = [TYPES[message["role"]](content=message["content"]) for message in session.messages]
             await _episode(state, session, tools)
-        except LimitExceededError as limit:  # Inspect's own: the episode is cut, and scored as it stands
-            session.end(Status.TRUNCATED_TOKENS if limit.type == "token" else Status.TRUNCATED_DEPTH, str(limit))
+        except LimitExceededError as reached:  # Inspect's own: the episode is cut, and scored as it stands
+            session.end(Status.TRUNCATED_TOKENS if reached.type == "token" else Status.TRUNCATED_DEPTH, str(reached))
             await _keep(state, session, sessions)
             raise
         except BaseException:

@@ -28,9 +28,9 @@ def write(result: PackedResult, out: Path) -> list[Path]:
     panel = panel_of_result(result)
     metrics = {}
     for number in numbers_of(result):
-        around = {} if number.interval is None else {"low": number.interval.low, "high": number.interval.high}
+        interval = {} if number.interval is None else {"low": number.interval.low, "high": number.interval.high}
         metrics[number.name] = log.EvalMetric(
-            name=number.name, value=number.value, metadata={"about": number.about, **around}
+            name=number.name, value=number.value, metadata={"about": number.about, **interval}
         )
     ids = list(dict.fromkeys(episode.task.task_id for episode in result.episodes))
     done = sum(not episode.status.is_error for episode in result.episodes)
@@ -64,28 +64,27 @@ def write(result: PackedResult, out: Path) -> list[Path]:
 
 
 def _sample(episode: Episode) -> Any:
-    log, model, scorer = (need(f"inspect_ai.{part}", "the export to Inspect", "inspect") for part in _PARTS)
+    parts = ("log", "model", "scorer")
+    log, model, scorer = (need(f"inspect_ai.{part}", "the export to Inspect", "inspect") for part in parts)
     messages = [model.ChatMessageSystem(content=episode.system)] if episode.system else []
     for turn in episode.turns:
-        judged = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
+        judgment = {"action": turn.action, "verdict": turn.verdict.value, "reward": turn.reward}
         messages.append(model.ChatMessageUser(content=turn.observation))
-        messages.append(model.ChatMessageAssistant(content=turn.response, metadata=judged))
+        messages.append(model.ChatMessageAssistant(content=turn.response, metadata=judgment))
     row = {"score": episode.score, "return": episode.episode_return, "turns": len(episode.turns)}
-    error = None
+    error, scores = None, None
     if episode.status.is_error:
         error = log.EvalError(message=episode.status.value, traceback="", traceback_ansi="")
+    else:
+        success = scorer.Score(value=float(episode.success), explanation=episode.status.value, metadata=row)
+        scores = {"success": success}
     return log.EvalSample(
         id=episode.task.task_id,
         epoch=episode.sample + 1,
         input=episode.turns[0].observation if episode.turns else "",
         target="",
         messages=messages,
-        scores=None
-        if error
-        else {"success": scorer.Score(value=float(episode.success), explanation=episode.status.value, metadata=row)},
+        scores=scores,
         metadata={"category": episode.task.category, "sha256": episode.task.sha256, "seed": episode.seed},
         error=error,
     )
-
-
-_PARTS = ("log", "model", "scorer")

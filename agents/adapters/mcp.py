@@ -89,7 +89,7 @@ class Episodes:
     def tools(self) -> list[Tool]:
         """Every tool of the server: the one that begins an episode, and those of the environment."""
         begins = "Begins an episode: the rules, and what is seen first. Call it once, before anything else."
-        spoken = (
+        tag_tools = (
             Tool(
                 name=tag,
                 description=f"Acts as <{tag}>...</{tag}> does.",
@@ -97,8 +97,8 @@ class Episodes:
             )
             for tag in self.tool.tags[1:]
         )
-        which = (Argument(name=EPISODE, description="What begin called the episode."),) if self.named else ()
-        acting = (replace(tool, arguments=(*tool.arguments, *which)) for tool in (*self.tool.tools, *spoken))
+        extra = (Argument(name=EPISODE, description="What begin called the episode."),) if self.named else ()
+        acting = (replace(tool, arguments=(*tool.arguments, *extra)) for tool in (*self.tool.tools, *tag_tools))
         return [Tool(name=BEGIN, description=begins), *acting]
 
     def call(self, name: str, arguments: dict[str, Any], client: str = "") -> str:
@@ -111,8 +111,10 @@ class Episodes:
             return self._begin(client)
         episode = str(arguments.get(EPISODE, "")) if self.named else ""
         with self._lock:  # two calls at a time would step one environment twice
-            opened = self._open.get(episode)
-            playing = None if opened is None or opened.client != client else opened
+            playing = self._open.get(episode)
+            # for a client, episodes of others are not there
+            if playing is not None and playing.client != client:
+                playing = None
             busy = playing is not None and playing.busy
             if playing is not None:
                 playing.busy = True
@@ -139,27 +141,26 @@ class Episodes:
     def _end_idle(self) -> None:
         with self._lock:
             late = self.clock() - self.idle
-            silent = (name for name, playing in self._open.items() if playing.used < late and not playing.busy)
-            names = list(silent) if self.named else []
-            gone = [(name, self._open.pop(name)) for name in names]
-        for name, playing in gone:
+            silent = [name for name, playing in self._open.items() if playing.used < late and not playing.busy]
+            ended = [(name, self._open.pop(name)) for name in silent] if self.named else []
+        for name, playing in ended:
             self._give_up(name, playing, f"the client was silent for {self.idle:g} s")
-        if gone:
+        if ended:
             self.sessions.write_results()
 
     def _make_room(self, client: str) -> None:
         """Raises CallError where as many are open as may be, and all of them in use."""
         with self._lock:
-            own_sessions = [name for name, playing in self._open.items() if playing.client == client]
-            full = self.share is not None and len(own_sessions) >= self.share
-            among = own_sessions if full else list(self._open)
-            if not full and len(among) < self.most:
+            own = [name for name, playing in self._open.items() if playing.client == client]
+            full = self.share is not None and len(own) >= self.share
+            candidates = own if full else list(self._open)
+            if not full and len(candidates) < self.most:
                 return
             late = self.clock() - IDLE_SECONDS
-            free = [name for name in among if self._open[name].used <= late and not self._open[name].busy]
-            if not free:
-                raise CallError(f"{len(among)} episodes are open: finish one first, or ask again in a minute")
-            oldest = min(free, key=lambda name: self._open[name].used)
+            idle = [name for name in candidates if self._open[name].used <= late and not self._open[name].busy]
+            if not idle:
+                raise CallError(f"{len(candidates)} episodes are open: finish one first, or ask again in a minute")
+            oldest = min(idle, key=lambda name: self._open[name].used)
             playing = self._open.pop(oldest)
         self._give_up(oldest, playing, "another episode needed its place")
 
@@ -172,8 +173,8 @@ class Episodes:
             session = self.sessions.open(*self.sessions.next_episode())
             self._begun = True
             self._open[episode] = Playing(session, client, self.clock())
-        spoken = [f"Where it says to write <{tag}>...</{tag}>, call the tool {tag}." for tag in self.tool.tags[1:]]
-        text = "\n\n".join([*(message["content"] for message in session.messages), *spoken])
+        hints = [f"Where it says to write <{tag}>...</{tag}>, call the tool {tag}." for tag in self.tool.tags[1:]]
+        text = "\n\n".join([*(message["content"] for message in session.messages), *hints])
         return f"episode: {episode}\n\n{text}" if self.named else text
 
     def _step(self, episode: str, playing: Playing, name: str, arguments: dict[str, Any]) -> str:

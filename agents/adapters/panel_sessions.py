@@ -82,7 +82,7 @@ class PanelSessions:
         panel = panel if isinstance(panel, Panel) else load_panel(str(panel))
         options = {"limit": limit, "max_turns": max_turns, "data": data, "seed": seed}
         chosen = {name: value for name, value in options.items() if value is not None}
-        player = {"agent": {"kind": "own", "name": "evaluator", "chat": {"channel": channel or "none"}}}
+        player = {"agent": {"kind": "own", "name": "evaluator", "chat": {"channel": channel or NONE}}}
         layers = [("evaluator", {**chosen, **player})]
         spec = resolve_play(layers, usual={"play": {"samples": samples}}, panel=panel).spec
         if pool is None:
@@ -95,21 +95,21 @@ class PanelSessions:
             panel=panel, tasks=part_of(panel.tasks, spec.play.tasks.sampling), pool=pool, spec=spec, trace=path
         )
         if path is not None and path.exists():
-            elapsed, held = 0.0, set()
+            elapsed, finished = 0.0, set()
             for episode in iter_episodes(path):
                 elapsed = max(elapsed, seconds_played(episode))
                 if not episode.status.is_error:
-                    held.add((episode.task.task_id, episode.sample))
+                    finished.add((episode.task.task_id, episode.sample))
             sessions._start -= elapsed
-            sessions._samples.update(task for task, _ in held)
-            sessions._counted = bool(held)
+            sessions._samples.update(task for task, _ in finished)
+            sessions._counted = bool(finished)
         return sessions
 
     @property
     def channel(self) -> str | None:
         """How the model writes actions."""
-        named: str = self.spec.agent.chat.channel
-        return None if named == "none" else named
+        channel: str = self.spec.agent.chat.channel
+        return None if channel == NONE else channel
 
     def next_sample(self, task_id: str) -> int:
         """The next attempt at a task, for evaluators that do not number them."""

@@ -97,8 +97,8 @@ class PanelEnv(vf.Env[PanelEnvConfig]):  # type: ignore[misc, name-defined]
 
     async def run(self, task: PanelTask, agents: Any) -> None:
         sessions: PanelSessions = self.taskset.sessions
-        name = task.data.id
-        session = await asyncio.to_thread(sessions.open, name, sessions.next_sample(name))
+        task_id = task.data.id
+        session = await asyncio.to_thread(sessions.open, task_id, sessions.next_sample(task_id))
         try:
             await self._episode(task, agents.player, sessions, session)
         finally:
@@ -119,13 +119,9 @@ class PanelEnv(vf.Env[PanelEnvConfig]):  # type: ignore[misc, name-defined]
         if not session.done:  # the model failed, or a limit of verifiers cut the episode
             errors = "; ".join(f"{error.type}: {error.message}" for error in trace.errors)
             session.end(Status.ERROR_ENGINE if errors else Status.TRUNCATED_DEPTH, errors or str(trace.stop_condition))
-        player_config = trace.agent.config
-        row = await asyncio.to_thread(
-            sessions.keep,
-            session,
-            f"verifiers {player_config.model}",
-            player_config.sampling.temperature if player_config.sampling else None,
-        )
+        config = trace.agent.config
+        temperature = config.sampling.temperature if config.sampling else None
+        row = await asyncio.to_thread(sessions.keep, session, f"verifiers {config.model}", temperature)
         trace.record_reward("success", float(row.success))
         for metric in ("score", "turns", "invalid"):
             trace.record_metric(metric, float(getattr(row, metric)))

@@ -205,8 +205,8 @@ class EndpointAgent:
         if waiting and self.options.handshake and self.profile is None:
             self.shake_hands()
         loop, client = self._open()
-        together = SubmittedRows(len(waiting))
-        return [loop.start(self._answer(client, conversation, together)) for conversation in waiting]
+        submitted = SubmittedRows(len(waiting))
+        return [loop.start(self._answer(client, conversation, submitted)) for conversation in waiting]
 
     def release(self, conversation: Conversation) -> None:
         """Forget the messages of `conversation`."""
@@ -219,11 +219,11 @@ class EndpointAgent:
         """
         loop, client = self._open()
         rng = np.random.default_rng(HANDSHAKE_STREAM)
-        context = self.max_tokens if self.max_context is None else min(self.max_tokens, self.max_context)
-        fields = {**self._fields(rng), "max_tokens": context}
+        tokens = self.max_tokens if self.max_context is None else min(self.max_tokens, self.max_context)
+        fields = {**self._fields(rng), "max_tokens": tokens}
         profile, used, findings = loop.run(shake_hands(client, fields, self.channel, self.tool, rng, self._sampled))
-        wants = {"prices": self._prices is not None, "max_context": self.max_context is not None}
-        check_needs(profile, used, name=self.name, token_ids=self.options.token_ids, **wants)
+        priced, capped = self._prices is not None, self.max_context is not None
+        check_needs(profile, used, name=self.name, prices=priced, max_context=capped, token_ids=self.options.token_ids)
         if findings:
             print(f"{self.name}: the server {'; '.join(findings)}", file=sys.stderr)
         used = used if self._prices is None else changed(used, cost=self._prices.cost(used))
@@ -233,6 +233,7 @@ class EndpointAgent:
     def _open(self) -> tuple[LoopThread, EndpointClient]:
         if self._started is None:
             loop = LoopThread("turngym-endpoint")
+            tools = tuple(tool.name for tool in self.tool.tools) if self.channel.name == "tool" else ()
             client = EndpointClient(
                 address=self.address,
                 model=self.model,
@@ -241,7 +242,7 @@ class EndpointAgent:
                 parallel=self._parallel,
                 expected=Expected(
                     model=self.model,
-                    tools=tuple(described.name for described in self.tool.tools) if self.channel.name == "tool" else (),
+                    tools=tools,
                     thoughts=self._thinking != "off",
                     logprobs=self.options.token_ids,
                 ),
@@ -253,14 +254,14 @@ class EndpointAgent:
             self._started = loop, client
         return self._started
 
-    async def _answer(self, client: EndpointClient, conversation: Conversation, together: SubmittedRows) -> Reply:
-        """The reply to `conversation`. Raises EndpointError if the endpoint never worked, for no row of `together`."""
+    async def _answer(self, client: EndpointClient, conversation: Conversation, submitted: SubmittedRows) -> Reply:
+        """The reply to `conversation`. Raises EndpointError if the endpoint never worked, for no row of `submitted`."""
         try:
             result = await self._ask(client, conversation)
         finally:
-            together.one_less(client.worked)
+            submitted.one_less(client.worked)
         if isinstance(result, EndpointError):
-            await together.known.wait()  # ends: with the last of those that were asked together
+            await submitted.known.wait()  # ends: with the last of those that were asked together
             if not client.worked and isinstance(result, ContextOverflow):
                 hint = "The first prompt alone fills the context, or --max-context is too small"
                 raise EndpointError(f"{result}. {hint}")
@@ -312,11 +313,11 @@ class EndpointAgent:
             return Reply(ends=Status.TRUNCATED_TOKENS, error=str(result))
         if isinstance(result, RequestRefused):
             self._count(conversation, Usage(refused=1))
-            full = ". If its context is full, --max-context N ends such episodes as full, so that they count"
+            hint = ". If its context is full, --max-context N ends such episodes as full, so that they count"
             self._say(
                 "refused",
                 f"the endpoint refused a request midway, so that its episode ends with an error and is left out of the "
-                f"score ({result}){full if result.unclear else ''}. Said once; the results count them under usage",
+                f"score ({result}){hint if result.unclear else ''}. Said once; the results count them under usage",
             )
         if isinstance(result, EndpointError):
             late = isinstance(result, EndpointTimeout)
@@ -333,8 +334,8 @@ class EndpointAgent:
         return Reply(text=response, logprobs=logprobs, finish=result.finish, origin=origin)
 
     def _note(self, conversation: Conversation, answer: ChatAnswer) -> None:
-        used, ends = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
-        counted: dict[str, Any] = {ends[answer.finish]: 1} if answer.finish in ends else {}
+        used, counters = answer.usage, {"length": "cut_off", "content_filter": "filtered"}
+        counted: dict[str, Any] = {counters[answer.finish]: 1} if answer.finish in counters else {}
         used = changed(used, **counted, noticed=dict.fromkeys(answer.noticed, 1))
         if used.unreported and (self.max_context is not None or self._prices is not None):
             self._say(

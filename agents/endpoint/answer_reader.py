@@ -24,7 +24,7 @@ from turngym.agents.endpoint.calls import (
     marked,
     sendable,
     styles_in,
-    written_calls,
+    written_call,
 )
 from turngym.agents.endpoint.completion_fields import (
     DEEPEST,
@@ -158,36 +158,34 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
 
     # What counts: the first choice, and calls of another one where it has none.
     first, message = choices[0], messages[0]
-    table, calls = first.message, calls_of(message, reading, expected.tools)
+    fields, calls = first.message, calls_of(message, reading, expected.tools)
     if len(choices) > 1:
         reading.note(Noticed.CHOICES)
         # gateways in front of Claude put the text into one choice and the call into the next
-        call_index = next((index for index, one in enumerate(messages) if calls_of(one, Reading(), ())), 0)
-        if not calls and call_index:
+        calling = next((index for index, other in enumerate(messages) if calls_of(other, Reading(), ())), 0)
+        if not calls and calling:
             reading.note(Noticed.OTHER_CHOICE)
-            calls, table = (
-                calls_of(messages[call_index], reading, expected.tools),
-                {**choices[call_index].message, **table},
-            )
+            calls = calls_of(messages[calling], reading, expected.tools)
+            fields = {**choices[calling].message, **fields}
 
     # What the model said and thought; its thoughts go back to the server as they came.
     content, thoughts = _parts(message.content, reading)
     # a refusal is an answer, too
     content = content or message.refusal
-    if left := _END.search(content):
-        content = content[: left.start()]
-        reading.note(Noticed.END_LEFT, left[1])
-    back: dict[str, Any] = {name: table[name] for name in REASONING if isinstance(table.get(name), str)}
+    if ending_token := _END.search(content):
+        content = content[: ending_token.start()]
+        reading.note(Noticed.END_LEFT, ending_token[1])
+    thought_fields: dict[str, Any] = {name: fields[name] for name in REASONING if isinstance(fields.get(name), str)}
     for style in styles_in(content):
         if style is not THINK:
             reading.note(Noticed.THOUGHT_LEFT, style.opening)
-    reasoning = next((text for text in back.values() if text), thoughts or None)
+    reasoning = next((text for text in thought_fields.values() if text), thoughts or None)
     if thoughts and isinstance(message.content, list):
         parts = [part for part in message.content if isinstance(part, Mapping) and part.get("type") == "thinking"]
         if deeper(parts, DEEPEST):
             reading.note(Noticed.TOO_DEEP, "message.content")
         else:
-            back["content"] = parts
+            thought_fields["content"] = parts
 
     # What ended it, and what is odd about it.
     empty = not (content or reasoning or calls)
@@ -196,7 +194,7 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
         reading.note(Noticed.ENDING, ending)
     written = None
     if expected.tools and not calls and finish != "content_filter":
-        written = written_calls(content, expected.tools)
+        written = written_call(content, expected.tools)
         if written is not None:
             reading.note(Noticed.WRITTEN, written.dialect)
         elif first.finish_reason.lower() in CALLED:
@@ -208,14 +206,13 @@ def _read_choices(completion: Completion, expected: Expected, reading: Reading, 
     if not content and not calls and finish == "stop" and Noticed.NO_CALL not in reading.noticed:
         reading.note(Noticed.ONLY_THOUGHT if reasoning else Noticed.EMPTY)
 
-    extra = rest_of(Message, table)
     stops = (first.stop_reason, first.matched_stop)
     return ChatAnswer(
         content=content,
         blank="" if isinstance(message.content, str) else None,
         reasoning=reasoning,
-        thoughts=back,
-        more=extra,
+        thoughts=thought_fields,
+        more=rest_of(Message, fields),
         calls=calls,
         written=written,
         finish=finish,
@@ -278,20 +275,20 @@ _BROKE = re.compile(
 )
 
 
-def _ending(reason: str, native: str, empty: bool, drew_none: bool) -> tuple[str, str]:
+def _ending(reason: str, native: str, empty: bool, no_tokens: bool) -> tuple[str, str]:
     """(`finish`, the word if it is unknown) of an answer that ended with finish_reason `reason`; `native` is the word
     of the server behind a router.
 
     Raises UnreadableAnswer if the server broke off: that is no answer of the model, whatever it had written by then.
     """
     # Gemini: `content_filter: SAFETY`
-    word, behind = (word_given.partition(":")[0].strip().lower() for word_given in (reason, native))
+    word, native_word = (text.partition(":")[0].strip().lower() for text in (reason, native))
     # a router says `stop` or `error` of what it has no word for
-    if word in STOPPED | {"error"} and (behind in FULL | CUT | FILTERED | MISCALLED or _BROKE.search(behind)):
-        word, reason = behind, native
+    if word in STOPPED | {"error"} and (native_word in FULL | CUT | FILTERED | MISCALLED or _BROKE.search(native_word)):
+        word, reason = native_word, native
     if word in FULL or word in CUT:
         # nothing was drawn: there was no room for it
-        if empty and (word in FULL or drew_none):
+        if empty and (word in FULL or no_tokens):
             raise UnreadableAnswer(f"the context is full: an empty answer with finish_reason {reason!r}", full=True)
         return "length", ""
     if word in FILTERED:
@@ -314,12 +311,12 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
     if not _whole_numbers(prompt) or not _whole_numbers(response):
         return None
     rows, temperature = choice.logprobs.get("content"), choice.logprobs.get("temperature")
-    logps = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    values = [row.get("logprob") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     logprobs = None
-    if len(logps) == len(response) and all(type(value) in (int, float) for value in logps):
-        logprobs = without_rounding(np.array([_float(value) for value in logps], np.float32))
-    for name, ids, logp in (("prompt", prompt, None), ("answer", response, logprobs)):
-        if (problem := wrong_numbers(np.array(ids), logp, MOST_IDS)) is not None:
+    if len(values) == len(response) and all(type(value) in (int, float) for value in values):
+        logprobs = without_rounding(np.array([_float(value) for value in values], np.float32))
+    for name, ids, numbers in (("prompt", prompt, None), ("answer", response, logprobs)):
+        if (problem := wrong_numbers(np.array(ids), numbers, MOST_IDS)) is not None:
             raise UnreadableAnswer(f"the ids of the {name}: {problem}")
     return TokenIds(
         prompt=np.asarray(prompt, np.int32),
@@ -333,11 +330,11 @@ def _ids(completion: Completion, choice: Choice) -> TokenIds | None:
 def _alternatives(row: Any) -> dict[str, float]:
     """The log-probabilities in `top_logprobs` of one token; tokens whose text is not unique are left out."""
     top = row.get("top_logprobs") if isinstance(row, Mapping) else None
+    entries = [entry for entry in top[:MOST_TOP] if isinstance(entry, Mapping)] if isinstance(top, list) else []
     alternatives: dict[str, float] = {}
-    pieces = [piece for piece in (top if isinstance(top, list) else [])[:MOST_TOP] if isinstance(piece, Mapping)]
-    names = [str((piece.get("token"), piece.get("bytes"))) for piece in pieces]
-    for name, piece in zip(names, pieces, strict=True):
-        value = piece.get("logprob")
+    names = [str((entry.get("token"), entry.get("bytes"))) for entry in entries]
+    for name, entry in zip(names, entries, strict=True):
+        value = entry.get("logprob")
         if names.count(name) == 1 and type(value) in (int, float) and np.isfinite(_float(value)):
             alternatives[name] = _float(value)
     return alternatives
@@ -365,5 +362,5 @@ def same_model(asked: str, named: str) -> bool:
     version at the end may differ."""
     wanted, served = asked.lower().rstrip("/"), named.lower().rstrip("/")
     short, long = sorted((wanted.rpartition("/")[2], served.rpartition("/")[2]), key=len)
-    behind = long.removeprefix(short)
-    return long.startswith(short) and (not behind or _VERSION.fullmatch(behind) is not None)
+    suffix = long.removeprefix(short)
+    return long.startswith(short) and (not suffix or _VERSION.fullmatch(suffix) is not None)

@@ -67,13 +67,13 @@ def calls_of(message: Message, reading: Reading, tools: Collection[str]) -> tupl
         # a result names its call by id, so ids must differ
         used_ids = ("", *(earlier.id for earlier in calls))
         inner = rest_of(Function, call.function)
-        extra = rest_of(Call, table) if isinstance(table, Mapping) else {}
+        more = rest_of(Call, table) if isinstance(table, Mapping) else {}
         calls.append(
             AnswerCall(
                 id=call.id if call.id not in used_ids else "",
                 name=excerpt(function.name, 200) if deeper(function.name, DEEPEST) else function.name,
                 arguments=_arguments(function.arguments, reading),
-                more={**extra, **({"function": inner} if inner else {})},
+                more={**more, **({"function": inner} if inner else {})},
             )
         )
     return tuple(calls)
@@ -105,21 +105,21 @@ def _arguments(arguments: Any, reading: Reading) -> Any:
         arguments = inner
     if not HALF.search(arguments):
         return arguments
-    read = json_of(arguments)
-    return arguments if read is None else json.dumps(sendable(read), ensure_ascii=False)
+    parsed = json_of(arguments)
+    return arguments if parsed is None else json.dumps(sendable(parsed), ensure_ascii=False)
 
 
 def json_of(text: Any) -> Any:
     """Parses `text` if it is a JSON string. Returns other values unchanged, and None for invalid JSON and for one of
     more than `DEEPEST` levels, which few servers take back."""
-    read = text
+    value = text
     if isinstance(text, str):
         try:
-            read = json.loads(text, parse_constant=_no_json)
+            value = json.loads(text, parse_constant=_no_json)
         # a few thousand open brackets raise RecursionError
         except (ValueError, RecursionError):
             return None
-    return None if deeper(read, DEEPEST) else read
+    return None if deeper(value, DEEPEST) else value
 
 
 def _no_json(word: str) -> None:
@@ -127,7 +127,7 @@ def _no_json(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def written_calls(text: str, tools: Collection[str]) -> WrittenCall | None:
+def written_call(text: str, tools: Collection[str]) -> WrittenCall | None:
     """The first of the calls that end `text`, if the server has left them in it; None if there are none.
 
     Only whole calls of `tools`, with nothing behind them, are no ambiguity. They may stand without their wrapper:

@@ -29,14 +29,7 @@ import numpy as np
 
 from turngym.agents.endpoint.answer_reader import CALLED, ChatAnswer, Expected, read_answer
 from turngym.agents.endpoint.completion_fields import Noticed, UnreadableAnswer
-from turngym.agents.endpoint.error_reader import (
-    ADDRESS,
-    SHOWN_LETTERS,
-    RequestFailed,
-    advice,
-    error_in,
-    read_failure,
-)
+from turngym.agents.endpoint.error_reader import ADDRESS, SHOWN_LETTERS, RequestFailed, advice, error_in, read_failure
 from turngym.agents.endpoint.options import KEY
 from turngym.agents.endpoint.profile import EndpointProfile
 from turngym.agents.endpoint.usage import Usage
@@ -144,10 +137,9 @@ class Address:
     @classmethod
     def of(cls, base_url: str, key_env: str = KEY) -> Address:
         """Raises AgentError for an invalid address, one with a password in it, and a missing or invalid key."""
-        named = base_url.strip() or os.environ.get(BASE_URL, "")
-        url = clean_address(
-            "--base-url" if base_url.strip() else f"the variable {BASE_URL}", named or HOSTED, AgentError
-        )
+        given = base_url.strip()
+        source = "--base-url" if given else f"the variable {BASE_URL}"
+        url = clean_address(source, given or os.environ.get(BASE_URL, "") or HOSTED, AgentError)
         address = cls(base_url=url, key_env=key_env)
         if not address.key and (url == HOSTED or key_env != KEY):
             raise AgentError(f"the key of {url} is read from the environment variable {key_env}, which is not set")
@@ -217,19 +209,19 @@ class EndpointClient:
             return await self._attempts(body, rng, where, time.monotonic() + self.deadline)
 
     async def _attempts(self, body: Mapping[str, Any], rng: np.random.Generator, where: str, end: float) -> ChatAnswer:
-        waits, failures, sent, last = pauses(rng), 0, 0, "no attempt was answered"
-        lost = Usage()
+        own_pauses, failures, tries, lost = pauses(rng), 0, 0, Usage()
+        last = "no attempt was answered"
         while True:
             if not await self.gate.passed(0.5 * rng.random(), end):
                 raise self._too_long(where, self.gate.left, self.gate.why)
-            sent += 1
+            tries += 1
             try:
                 answer = await self._once(body, end - time.monotonic())
-                return replace(answer, usage=changed(answer.usage, retries=sent - 1), lost=lost)
+                return replace(answer, usage=changed(answer.usage, retries=tries - 1), lost=lost)
             except TooLate:
-                raise self._late(where, sent, last) from None
+                raise self._late(where, tries, last) from None
             except RequestFailed as failed:
-                failed.tries, last = sent, redacted(failed.reason)
+                failed.tries, last = tries, redacted(failed.reason)
                 lost += failed.usage
                 if failed.overflow:
                     raise ContextOverflow(f"{where}: {last}") from None
@@ -241,11 +233,10 @@ class EndpointClient:
                 if failed.limited:
                     self.gate.close(after, last)
                 # at least our own pause, even if the server always allows an immediate retry
-                pause = max(next(waits), after)
+                pause = max(next(own_pauses), after)
                 if time.monotonic() + pause >= end:
-                    raise (
-                        self._too_long(where, after, last) if pause == after else self._late(where, sent, last)
-                    ) from None
+                    too_long = pause == after
+                    raise (self._too_long(where, after, last) if too_long else self._late(where, tries, last)) from None
                 await asyncio.sleep(pause)
 
     def _say(self, text: str) -> None:
@@ -267,8 +258,8 @@ class EndpointClient:
         url, tokens = self.address.at("/chat/completions"), body["max_tokens"]
         limit = SMALL_ANSWER + TOKEN_BYTES * tokens
         try:
-            sent = self.profile.request(body)
-            reply = await self._http.send("POST", url, sent, seconds=left, limit=limit, headers=self.headers)
+            request = self.profile.request(body)
+            reply = await self._http.send("POST", url, request, seconds=left, limit=limit, headers=self.headers)
         except NotReached as error:
             # what has answered before may be reached again, whatever keeps it away now
             raise RequestFailed(
@@ -280,7 +271,7 @@ class EndpointClient:
         self.reached = True
 
         # An error, with whatever status.
-        odd: list[str] = []
+        noticed: list[str] = []
         try:
             value = reply.json()
         except BadReply as error:
@@ -304,7 +295,7 @@ class EndpointClient:
                 raise failed
             # the model did answer, with what its own server cannot read
             value = {"choices": [{"message": {"content": failed.written}, "finish_reason": "stop"}]}
-            odd.append(Noticed.UNREAD)
+            noticed.append(Noticed.UNREAD)
 
         # A completion, which must be one that the request allows.
         try:
@@ -321,13 +312,13 @@ class EndpointClient:
         if (size := answer.characters) > FEW_CHARACTERS + TOKEN_CHARACTERS * tokens:
             reason = f"the answer has {size} characters; at most {tokens} tokens were asked for"
             raise RequestFailed(reason, passing=False, usage=paid)
-        if self.ids and answer.ids is None and not odd:
+        if self.ids and answer.ids is None and not noticed:
             reason = "the answer has no token ids (return_token_ids); leave out --token-ids"
             raise RequestFailed(reason, passing=self.worked, usage=paid)
         # some servers call whatever has a call finished
         cut = answer.ending.lower() in CALLED and answer.usage.completion_tokens == tokens
-        odd += [Noticed.CUT] if cut else []
-        answer = replace(answer, finish="length" if cut else answer.finish, noticed=(*answer.noticed, *odd))
+        noticed += [Noticed.CUT] if cut else []
+        answer = replace(answer, finish="length" if cut else answer.finish, noticed=(*answer.noticed, *noticed))
         for words in answer.noticed:
             self._say(f"{Noticed.said(words)}. Said once; the results count it under usage")
         self.worked = True
@@ -339,10 +330,10 @@ class EndpointClient:
             await self._http.close()
             self._http = None
 
-    def _late(self, where: str, sent: int, last: str) -> EndpointTimeout:
-        tries = f"{sent} attempts" if sent != 1 else "1 attempt"
+    def _late(self, where: str, tries: int, last: str) -> EndpointTimeout:
+        attempts = f"{tries} attempts" if tries != 1 else "1 attempt"
         url = redacted(self.address.base_url)
-        return EndpointTimeout(f"{where}: {url} gave no answer within {self.deadline:g} s ({tries}; last: {last})")
+        return EndpointTimeout(f"{where}: {url} gave no answer within {self.deadline:g} s ({attempts}; last: {last})")
 
     def _too_long(self, where: str, wait: float, last: str) -> EndpointTimeout:
         """A server that asks to wait longer than the request has."""
@@ -399,9 +390,9 @@ class EndpointClient:
 
 def _no_json(reply: HttpReply) -> str:
     """Describes an answer that is not JSON; empty if nothing is known of it."""
-    kind, begins = reply.headers.get("content-type", "").lower(), reply.body[:200].lstrip().lower()
-    if "event-stream" in kind or begins.startswith((b"data:", b"event:")):
+    content_type, start = reply.headers.get("content-type", "").lower(), reply.body[:200].lstrip().lower()
+    if "event-stream" in content_type or start.startswith((b"data:", b"event:")):
         return "the answer is a stream of events, which was not asked for: the server ignores `stream` false"
-    if "html" in kind or begins.startswith((b"<!doctype", b"<html")):
+    if "html" in content_type or start.startswith((b"<!doctype", b"<html")):
         return f"the answer is a web page and not JSON: {reply.text(100)!r}"
     return ""

@@ -33,9 +33,11 @@ class UnreadableAnswer(Exception):
         foreign: whether the body is no chat completion at all; else the server broke off before the model had ended.
     """
 
-    def __init__(self, reason: str, *, full: bool = False, foreign: bool = False, usage: Usage | None = None) -> None:
+    def __init__(self, reason: str, *, full: bool = False, foreign: bool = False) -> None:
         super().__init__(reason)
-        self.full, self.foreign, self.usage = full, foreign, usage or Usage()
+        self.full, self.foreign = full, foreign
+        self.usage = Usage()
+        """What was paid for it; set by `read_answer`."""
 
 
 class Notice(str):
@@ -278,10 +280,8 @@ def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tu
     """
     reading = reading or Reading()
     counts = reading.take(Counts, reported, "usage.")
-    counted = [
-        _count(counts.prompt_tokens, counts.input_tokens),
-        _count(counts.completion_tokens, counts.output_tokens),
-    ]
+    prompt_count = _count(counts.prompt_tokens, counts.input_tokens)
+    completion_count = _count(counts.completion_tokens, counts.output_tokens)
     total = _count(counts.total_tokens)
     of_prompt, of_completion = (
         [reading.take(Details, getattr(counts, name), f"usage.{name}.") for name in names]
@@ -298,18 +298,18 @@ def read_usage(reported: Any, reading: Reading | None = None) -> tuple[Usage, tu
     reasoning = most(*(table.reasoning_tokens for table in of_completion), counts.reasoning_tokens)
     names = [printable(excerpt(name, NAME_SHOWN)) for name, value in (reported or {}).items() if value is not None]
     named = tuple(sorted(names)[:MOST_NAMES])
-    prompt, completion = (number or 0 for number in counted)
+    prompt, completion = prompt_count or 0, completion_count or 0
     created = most(counts.cache_creation_input_tokens)
     if total is not None and total < prompt + completion:
         reading.note(Noticed.USAGE_SUM)
     # the total tells the number that is missing
-    if total and counted[0] is None and completion:
+    if total and prompt_count is None and completion:
         prompt = max(total - completion, 0)
-    part = counted[1] is None and not total
+    incomplete = completion_count is None and not total
     # a part that is larger than its whole was counted beside it
     prompt += cached if cached > prompt else 0
     completion += reasoning if reasoning > completion else 0
-    if not prompt or part:
+    if not prompt or incomplete:
         if named:
             reading.note(Noticed.USAGE_PART)
         return Usage(answers=1, unreported=1, prompt_tokens=prompt, completion_tokens=completion), named

@@ -74,6 +74,7 @@ _DEPTH, _ITEMS = 6, 8
 _NUMBER = re.compile(r"(?<![\w.,-])-?\d[\d,_]*(?:\.\d+)?(?![\w-])")
 _COUNTED = re.compile(r"token|ctx|context|limit|max|length|size|prompt|input")
 _JSON = re.compile(r"[^\[{]{0,80}?([\[{].*)", re.DOTALL)
+_SECONDS = re.compile(r"(\d{1,6}(?:\.\d*)?)s")
 
 
 @dataclass(slots=True)
@@ -115,24 +116,20 @@ class _Said:
         sizes = [(name, value) for name, value in fields.items() if type(value) is int and _COUNTED.search(name)]
         self.sizes += [f"{excerpt(name, 80)} {value}" for name, value in sizes[:_ITEMS] if abs(value) < 1 << 53]
         location = fields.get("loc")
-        named = location[-1] if isinstance(location, list) and location else fields.get("param")
+        param = location[-1] if isinstance(location, list) and location else fields.get("param")
         # FastAPI says where: ["body", "messages", 3, "content"]
         if isinstance(location, list) and len(location) > 1 and location[0] == "body":
-            named = location[1]
-        self.param = self.param or (named if isinstance(named, str) else "")
-        if self.delay is None and isinstance(fields.get("retryDelay"), str):
-            self.delay = _seconds(fields["retryDelay"])
+            param = location[1]
+        self.param = self.param or (param if isinstance(param, str) else "")
+        delay = fields.get("retryDelay")
+        if self.delay is None and isinstance(delay, str) and (match := _SECONDS.fullmatch(delay)):
+            self.delay = float(match[1])
         # a longer text would be looked at for each of its words
         unread = next(filter(None, (_UNREAD.search(text[: 4 * READ_LETTERS]) for text in (*texts, *self.codes))), None)
         if unread is not None and self.written is None:
             self.written = unread["all"] or unread["raw"] or ""
         if isinstance(text := fields.get("failed_generation"), str):
             self.written = text
-
-
-def _seconds(text: str) -> float | None:
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d*)?)s", text)
-    return float(match[1]) if match else None
 
 
 _UNREAD = re.compile(
@@ -163,15 +160,15 @@ def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestF
     Args:
         message: text of the answer, which the failure quotes if the JSON has no message.
     """
-    fields = _Said([], [], [])
-    fields.read(body)
-    codes = fields.codes
+    said = _Said([], [], [])
+    said.read(body)
+    codes = said.codes
     if status < 400:
         # a gateway that began to answer has only the body to say what became of it
         status = next((int(code) for code in codes if re.fullmatch(r"[45]\d\d", code)), 0)
-    message_text = " ".join(dict.fromkeys(fields.messages)) or (message if body is None else "")
-    words = " ".join([excerpt(message_text, READ_LETTERS), *fields.sizes]).lower()
-    full = _is_full(status, codes, fields.param, words)
+    message_text = " ".join(dict.fromkeys(said.messages)) or (message if body is None else "")
+    words = " ".join([excerpt(message_text, READ_LETTERS), *said.sizes]).lower()
+    full = _is_full(status, codes, said.param, words)
     limits = bool(_LIMITED.search(" ".join([words, *codes])))
     limited = not full and (status == 429 or (not status and limits))
     # more tokens than the account may ever send in a minute
@@ -187,10 +184,10 @@ def read_failure(status: int, message: str, body: Any, headers: Any) -> RequestF
         passing=(status in PASSING or not status) and not spent and not full and not unable,
         limited=limited and not spent,
         overflow=full,
-        after=retry_after(headers) if fields.delay is None else fields.delay,
+        after=retry_after(headers) if said.delay is None else said.delay,
         code=status or None,
-        param=fields.param,
-        written=None if full or limited else fields.written,
+        param=said.param,
+        written=None if full or limited else said.written,
         filtered=filtered,
     )
 
@@ -309,7 +306,7 @@ def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool = Fal
     """A sentence on what may help; empty if nothing is known. `tools` and `reasoning`: whether the request had tools,
     and earlier reasoning in it."""
     text = failed.reason
-    low = text.lower()
+    lower = text.lower()
     if failed.cause in ("certificate", "scheme", "proxy", "files", "network"):
         return ""
     if not failed.reached:
@@ -317,11 +314,11 @@ def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool = Fal
     if failed.code in (401, 403):
         return f"The key is read from ${key_env}; --key-env names another variable."
     # a router has the model, and nobody who takes tools for it
-    no_tools = tools and "tool" in low
+    no_tools = tools and "tool" in lower
     if failed.foreign or failed.code == 405 or (failed.code == 404 and model not in text and not no_tools):
         return ADDRESS
-    if re.search(r"reasoning|thinking.?(block|content)|\bthoughts?\b", low) and "reasoning_effort" not in low:
-        if reasoning and _REFUSED.search(low):
+    if re.search(r"reasoning|thinking.?(block|content)|\bthoughts?\b", lower) and "reasoning_effort" not in lower:
+        if reasoning and _REFUSED.search(lower):
             return "--reasoning-back drop leaves the reasoning of earlier turns out."
         if not reasoning:
             return "--reasoning-back send sends the reasoning of earlier turns back, as some models demand with tools."
@@ -335,9 +332,9 @@ def advice(failed: RequestFailed, *, model: str, key_env: str, tools: bool = Fal
     ):
         if blames(failed, name):
             return help_text
-    if _OUTPUT.search(low):
+    if _OUTPUT.search(lower):
         return "--max-new-tokens asks for fewer."
-    if _ORDER.search(low):
+    if _ORDER.search(lower):
         return "--memory window:8 sends every prompt as one message, and --examples.form text examples inside it."
     if no_tools:
         return "--channel text writes actions as text, which needs no tools."

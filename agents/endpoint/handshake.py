@@ -179,40 +179,38 @@ async def fit(
         turn: which traits matter, those of a first or of a second turn.
         guess: whether every trait is tried if those that a refusal names are no help.
     """
-    begun, seen, first = client.profile, set[Form](), None
+    initial, seen, first = client.profile, set[Form](), None
     # forms whose refusals say something new, each with one change more than the one before
     path: list[tuple[EndpointProfile, RequestFailed]] = []
-    together: Change = {}
+    combined: Change = {}
     while True:
-        sent = client.profile
-        seen.add(_form(sent))
+        profile = client.profile
+        seen.add(_form(profile))
         try:
             answer = await client.attempts(body, rng, where)
-            return await _with_less(client, body, rng, where, answer, together, begun) if together else answer
+            return await _with_less(client, body, rng, where, answer, combined, initial) if combined else answer
         except RequestFailed as failed:
             # another form of a request is tried where the form is refused; templates that refuse one end in a 500, and
             # in mlx_lm.server, as all that is wrong, in a 404
             if not failed.rejected and failed.code not in (404, 500):
                 raise await client.given_up(failed, where) from None
-            if client.profile is not sent:
+            if client.profile is not profile:
                 # another request has learned something meanwhile
                 continue
             first = first or failed
             if not path or _said(failed) != _said(path[-1][1]):
-                path.append((sent, failed))
+                path.append((profile, failed))
             change = None
             while path and change is None and len(seen) < MOST_FORMS:
                 base, why = path[-1]
-                changes = _changes(client, base, why, turn, guess)
-                change = next(
-                    (candidate for candidate in changes if _form(replace(base, **candidate)) not in seen), None
-                )
+                candidates = _changes(client, base, why, turn, guess)
+                change = next((fields for fields in candidates if _form(replace(base, **fields)) not in seen), None)
                 if change is None:
                     path.pop()
             if change is None:
-                client.profile = begun
+                client.profile = initial
                 raise await client.given_up(first, where) from None
-            client.profile, together = replace(base, **change), change if len(change) > 1 else together
+            client.profile, combined = replace(base, **change), change if len(change) > 1 else combined
 
 
 async def _with_less(
@@ -221,15 +219,15 @@ async def _with_less(
     rng: np.random.Generator,
     where: str,
     answer: ChatAnswer,
-    together: Change,
-    begun: EndpointProfile,
+    combined: Change,
+    initial: EndpointProfile,
 ) -> ChatAnswer:
-    """The last answer, and the client keeps to a form without what `together` changes for nothing.
+    """The last answer, and the client keeps to a form without what `combined` changes for nothing.
 
-    Those are sent once more that differ from how it `begun`, the usual values first.
+    Each changed trait is tried once more with other values, that of the `initial` profile first.
     """
     for trait in TRAITS:
-        for value in (getattr(begun, trait.name), *trait.values) if trait.name in together else ():
+        for value in (getattr(initial, trait.name), *trait.values) if trait.name in combined else ():
             fitted = client.profile
             if value == getattr(fitted, trait.name):
                 break
@@ -259,18 +257,18 @@ def _changes(
     """Yields the changes of `base` to try after a refusal, the likeliest first: of what it names, of anything, of all
     at once."""
     # those of the first request were taken in it
-    matter = sorted((trait for trait in TRAITS if trait.turn <= turn), key=lambda trait: -trait.turn)
-    meant = [trait for trait in matter if trait.meant(failed)]
+    relevant = sorted((trait for trait in TRAITS if trait.turn <= turn), key=lambda trait: -trait.turn)
+    meant = [trait for trait in relevant if trait.meant(failed)]
     # a refusal with advice of its own is no matter of form
     may_guess = guess and failed.rejected and (meant or not client.advice(failed))
-    guesses = [trait for trait in matter if may_guess and trait.guessed and trait not in meant]
+    guesses = [trait for trait in relevant if may_guess and trait.guessed and trait not in meant]
     for trait in (*meant, *guesses):
         for value in trait.values:
             yield {trait.name: value}
     if may_guess:
         # two things that are refused in the same words
         for index in (-1, 0):
-            yield {trait.name: trait.values[index] for trait in matter if trait.guessed}
+            yield {trait.name: trait.values[index] for trait in relevant if trait.guessed}
 
 
 async def shake_hands(
@@ -289,7 +287,7 @@ async def shake_hands(
 
     Raises EndpointError, in one line with what would help, for a server that cannot be played.
     """
-    begun, used, answers, transcript = client.profile, Usage(), list[ChatAnswer](), Transcript()
+    initial, used, answers, transcript = client.profile, Usage(), list[ChatAnswer](), Transcript()
     action = tool.sample(ACTION)
     ask = f"Answer with exactly this: <{tool.tags[0]}>{action}</{tool.tags[0]}>"
     if "tools" in fields:
@@ -336,7 +334,7 @@ async def shake_hands(
     profile = replace(client.profile, **_answered(answers, "tools" in fields), ids=ids)
     # many servers look for stop strings in thoughts, too, where a model quotes the form of an action
     profile = client.profile = replace(profile, stop=profile.stop and not (profile.thoughts and "stop" in fields))
-    findings = [text for name, text in SAID.items() if getattr(profile, name) != getattr(begun, name)]
+    findings = [text for name, text in SAID.items() if getattr(profile, name) != getattr(initial, name)]
     if "tools" in fields and profile.calls == "none came":
         findings.append("passed no call on in the handshake, which asked for one")
     return profile, used, findings
@@ -347,8 +345,8 @@ def _answered(answers: list[ChatAnswer], offered: bool) -> dict[str, Any]:
     noticed = tuple(dict.fromkeys(words for answer in answers for words in answer.noticed))
     calls = "not asked for"
     if offered:
-        ways: dict[str, str] = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
-        calls = next((ways[words] for words in noticed if words in ways), "")
+        notices: dict[str, str] = {Noticed.OLD_CALL: "in function_call", Noticed.OTHER_CHOICE: "in another choice"}
+        calls = next((notices[words] for words in noticed if words in notices), "")
         written = next((answer.written for answer in answers if answer.written is not None), None)
         if written is not None:
             calls = f"in the text ({written.dialect})"

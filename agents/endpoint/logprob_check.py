@@ -111,8 +111,8 @@ class SampledCheck:
         request = {**body, "top_logprobs": ALTERNATIVES, "max_tokens": 1}
         try:
             hot, plain = [
-                await client.ask({**request, "temperature": at}, rng, f"{where}, check of log-probabilities")
-                for at in (wanted, 1.0)
+                await client.ask({**request, "temperature": value}, rng, f"{where}, check of log-probabilities")
+                for value in (wanted, 1.0)
             ]
         except EndpointError as error:
             return self._unknown(str(error))

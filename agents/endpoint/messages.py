@@ -51,22 +51,22 @@ class Transcript:
         if not self.open_calls:
             self.messages.append({"role": "user", "content": printable(observation)})
             return
-        for index, (call, name) in enumerate(self.open_calls):
+        for index, (call_id, name) in enumerate(self.open_calls):
             content = SKIPPED if index else printable(observation)
-            self.messages.append({"role": "tool", "tool_call_id": call, "name": name, "content": content})
+            self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
         self.open_calls = ()
 
     @property
     def characters(self) -> int:
-        """Counts the characters of the texts of all messages."""
-        return sum(len(content) for m in self.messages if isinstance(content := m["content"], str))
+        """Characters of the texts of all messages."""
+        return sum(len(text) for message in self.messages if isinstance(text := message["content"], str))
 
     def answer(self, answer: ChatAnswer, text: str) -> None:
         """Add an answer with the content `text`, its reasoning and the fields that are not known here."""
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not answer.calls else answer.blank}
         if answer.calls:
             number = len(self.messages)
-            message["tool_calls"] = [_sent_back(call, own_id(number, at)) for at, call in enumerate(answer.calls)]
+            message["tool_calls"] = [_sent_back(call, own_id(number, i)) for i, call in enumerate(answer.calls)]
         message |= {name: thought for name, thought in answer.thoughts.items() if name in REASONING}
         if parts := answer.thoughts.get("content"):
             message["content"] = [*parts, *([{"type": "text", "text": text}] if text else [])]
@@ -88,8 +88,8 @@ def example_messages(examples: Iterable[Example], channel: Channel, tool: Tools)
                 transcript.answer(ChatAnswer(content=response), response)
                 continue
             name, arguments = tool.call(action if verb is None else verb[1])
-            written = json.dumps(arguments, ensure_ascii=False)
-            call = AnswerCall(id="", name=name, arguments=written)
+            arguments_text = json.dumps(arguments, ensure_ascii=False)
+            call = AnswerCall(id="", name=name, arguments=arguments_text)
             transcript.answer(ChatAnswer(content="", calls=(call,)), "")
         if transcript.open_calls:
             transcript.observe("", example.final)
@@ -120,11 +120,11 @@ def response_of(answer: ChatAnswer, text: str, channel: Channel) -> str:
             # a tag inside a thought must not end it
             thought = thought.replace(tag, f"{tag[:1]} {tag[1:]}")
     thought_text, text = thoughts.write(thought), marked(text, thoughts)
-    if answer.written is not None:
-        call = answer.written
-        return thought_text + (
-            text if call.dialect == HERMES.name else with_call(call.before, call.name, call.arguments)
-        )
+    if (call := answer.written) is not None:
+        # the tool channel reads Hermes's form as it stands
+        if call.dialect != HERMES.name:
+            text = with_call(call.before, call.name, call.arguments)
+        return thought_text + text
     if not answer.calls:
         return thought_text + text
     first_call = answer.calls[0]
@@ -132,15 +132,15 @@ def response_of(answer: ChatAnswer, text: str, channel: Channel) -> str:
         # what is meant as a call stands beside the text, and is the one that counts
         for tag in ("<think>", "</think>", HERMES.opening):
             text = text.replace(tag, f"{tag[:1]} {tag[1:]}")
-    read = json_of(first_call.arguments)
-    return thought_text + with_call(text, first_call.name, first_call.arguments if read is None else read)
+    arguments = json_of(first_call.arguments)
+    return thought_text + with_call(text, first_call.name, first_call.arguments if arguments is None else arguments)
 
 
 def _sent_back(call: AnswerCall, id: str) -> dict[str, Any]:
     """The call in the history that is sent with the next request, with `id` if it has none."""
-    read = json_of(call.arguments)
-    if isinstance(read, dict):
-        arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(read, ensure_ascii=False)
+    parsed = json_of(call.arguments)
+    if isinstance(parsed, dict):
+        arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(parsed, ensure_ascii=False)
     else:
         arguments = json.dumps({INVALID: call.arguments}, ensure_ascii=False)
     name = call.name if isinstance(call.name, str) and TOOL_NAME.fullmatch(call.name) else UNNAMED

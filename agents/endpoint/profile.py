@@ -68,22 +68,18 @@ class EndpointProfile:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as results keep them."""
-        return {
-            each.name: list(value) if isinstance(value := getattr(self, each.name), tuple) else value
-            for each in fields(self)
-        }
+        values = {member.name: getattr(self, member.name) for member in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def rows(self) -> list[list[str]]:
         """(what, what was found) of everything, for people."""
-        words = {True: "yes", False: "no"}
-        shown = [(label, getattr(self, name)) for name, label in LABELS.items()]
-        return [
-            [
-                label,
-                words[value] if isinstance(value, bool) else ", ".join(value) if isinstance(value, tuple) else value,
-            ]
-            for label, value in shown
-        ]
+        rows = []
+        for name, label in LABELS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool):
+                value = "yes" if value else "no"
+            rows.append([label, ", ".join(value) if isinstance(value, tuple) else value])
+        return rows
 
     def request(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """`body`, with a whole conversation as `messages` and its limit as `max_tokens`, as this server takes it."""
@@ -96,8 +92,8 @@ class EndpointProfile:
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as this server takes them."""
-        seen = [name for name in REASONING if any(name in message for message in messages)]
-        converted = [self._message(message, seen or [self.thoughts or REASONING[0]]) for message in messages]
+        thought_fields = [name for name in REASONING if any(name in message for message in messages)]
+        converted = [self._message(message, thought_fields or [self.thoughts or REASONING[0]]) for message in messages]
         converted = converted if self.call_ids else _renamed(converted)
         if self.system == "user" and converted and converted[0]["role"] == "system":
             rules, *converted = converted
@@ -107,7 +103,7 @@ class EndpointProfile:
             converted[first] = {**converted[first], "content": f"{rules['content']}\n\n{converted[first]['content']}"}
         return converted
 
-    def _message(self, message: Mapping[str, Any], thoughts: Sequence[str]) -> dict[str, Any]:
+    def _message(self, message: Mapping[str, Any], thought_fields: Sequence[str]) -> dict[str, Any]:
         sent = dict(message)
         if sent["role"] == "tool" and not self.tool_name:
             sent.pop("name", None)
@@ -122,7 +118,7 @@ class EndpointProfile:
                 sent["content"] = "".join(part["text"] for part in sent["content"] if part.get("type") == "text")
         elif calls:
             # DeepSeek demands the field of every turn with calls, those without a thought included
-            sent = {**dict.fromkeys(thoughts, ""), **sent}
+            sent = {**dict.fromkeys(thought_fields, ""), **sent}
         silent = not sent["content"] or (isinstance(sent["content"], str) and not sent["content"].strip())
         if silent and calls and self.blank != "as it came":
             sent["content"] = {"empty": "", "null": None, "words": NO_ANSWER}.get(self.blank)
@@ -173,7 +169,7 @@ def _renamed(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     renamed, ids = list[dict[str, Any]](), dict[str, str]()
     for number, message in enumerate(messages):
         if calls := message.get("tool_calls"):
-            ids = {call["id"]: own_id(number, place) for place, call in enumerate(calls)}
+            ids = {call["id"]: own_id(number, index) for index, call in enumerate(calls)}
             message = {**message, "tool_calls": [{**call, "id": ids[call["id"]]} for call in calls]}
         elif message["role"] == "tool":
             message = {**message, "tool_call_id": ids[message["tool_call_id"]]}

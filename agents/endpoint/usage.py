@@ -53,7 +53,7 @@ class Usage(Spec):
     cost: Spent | None = None
     """Cost in the currency of the prices; None without prices."""
     noticed: Mapping[str, Counted] = msgspec.field(default_factory=dict)
-    """Answers by what nobody here knows in them, and by what contradicts itself (`wire.Noticed`)."""
+    """Answers by what nobody here knows in them, and by what contradicts itself (`Noticed`)."""
 
     def __add__(self, other: Usage) -> Usage:
         names = [field.name for field in fields_of(Usage) if field.name not in ("cost", "noticed")]

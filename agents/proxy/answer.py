@@ -95,7 +95,7 @@ class AnswerReader:
         self,
         *,
         stops: Sequence[str] = (),
-        control: Iterable[str] = (),
+        control: Iterable[str],
         dialect: CallDialect | None = None,
         tools: Tools = (),
         thoughts: Thoughts = THINK,
@@ -120,12 +120,9 @@ class AnswerReader:
             state: _prefixes((*marks, *(begins if state == TEXT else ()))) for state, marks in self._marks.items()
         }
         control = [*control]
-        needed = "".join((*self._marks[TEXT], *self._marks[THOUGHT], *_written(dialect)))
-        needed_texts = [text for text in control if text in needed]
-        self._control, self._kept = (
-            _any_of([text for text in control if text not in needed_texts]),
-            _any_of(needed_texts),
-        )
+        markers = "".join((*self._marks[TEXT], *self._marks[THOUGHT], *_written(dialect)))
+        self._control = _any_of([text for text in control if text not in markers])
+        self._kept = _any_of([text for text in control if text in markers])
         self._plain = dialect is None and thoughts is THINK
         self._stops, self._prefixes = tuple(stops), _prefixes([*stops, *control])
         self._raw, self._stopped = "", False
@@ -197,13 +194,13 @@ class AnswerReader:
             return False
         index, mark = min(hits)
         before, self._rest = self._rest[:index], self._rest[index + len(mark) :]
-        says, behind = self._marks[self._state][mark]
+        given, state = self._marks[self._state][mark]
         if self._state == CALL:
             self._close(OPEN + before + mark, deltas)
         else:
             self._emit_text(before, deltas)
-            self._emit(says, deltas)
-        self._state = behind
+            self._emit(given, deltas)
+        self._state = state
         return True
 
     def _possible_call(self) -> int:

@@ -106,7 +106,7 @@ class EventStream:
     generation stopped, a finished one stays recorded.
     """
 
-    def __init__(self, inflight: InflightRequest, gone: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, inflight: InflightRequest, gone: Callable[[], bool]) -> None:
         self._gone = gone
         """Whether the client has hung up, where the server knows it before it writes."""
         self._inflight, self._service = inflight, inflight.service
@@ -127,19 +127,19 @@ class EventStream:
 
     def _run(self) -> Generator[bytes]:
         inflight, finished = self._inflight, None
-        pause, spoke = max(KEEP_ALIVE, self._service.settings.deadline / MOST_COMMENTS), time.monotonic()
+        pause, last_sent = max(KEEP_ALIVE, self._service.settings.deadline / MOST_COMMENTS), time.monotonic()
         yield self._event({"role": "assistant", "content": ""})
         try:
             while finished is None:
                 if drawn := inflight.new_tokens(POLL_SECONDS):
                     yield from self._token_events(drawn)
-                    spoke = time.monotonic()
+                    last_sent = time.monotonic()
                 elif (finished := inflight.wait(0)) is None:
                     if self._gone():
                         return
-                    if time.monotonic() - spoke >= pause:
+                    if time.monotonic() - last_sent >= pause:
                         yield b": waiting\n\n"
-                        spoke = time.monotonic()
+                        last_sent = time.monotonic()
         except Exception as error:
             # the status is sent already: what no error of the server's may do is end the stream without a word
             yield _data(as_api_error(error).as_json())
@@ -148,8 +148,8 @@ class EventStream:
         if not text.startswith(self._text.text):
             # the engine failed on a batch; the retry with a smaller batch sampled other ids than were streamed
             self._service.tally.add("streams_torn")
-            torn = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
-            yield _data(torn.as_json())
+            failure = ApiError(500, "the engine had to begin again and answered otherwise", code="engine")
+            yield _data(failure.as_json())
             return
         new_text = text[len(self._text.text) :]
         self._drawn += _scored(finished)[self._sent + len(self._drawn) :]
@@ -200,12 +200,7 @@ def _data(value: Mapping[str, Any]) -> bytes:
 
 
 def _head(inflight: InflightRequest, kind: str) -> dict[str, Any]:
-    return {
-        "id": inflight.answer_id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": inflight.service.name,
-    }
+    return {"id": inflight.answer_id, "object": kind, "created": int(time.time()), "model": inflight.service.name}
 
 
 def _usage(record: TurnRecord, inflight: InflightRequest) -> dict[str, int]:

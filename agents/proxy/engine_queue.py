@@ -21,13 +21,7 @@ from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.policy import PartialResponse
 from turngym.core import running_clock
 from turngym.core.background_threads import SupervisedThread
-from turngym.core.protocols import (
-    GenerateRequest,
-    Generation,
-    PartialFailure,
-    Policy,
-    StreamingPolicy,
-)
+from turngym.core.protocols import GenerateRequest, Generation, PartialFailure, Policy, StreamingPolicy
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +73,7 @@ class PendingRequest:
             self.answer.set_result(self._partial.whole("aborted"))
         return not self._cancelled
 
-    def take(self, generation: Generation, stops: StopText | None) -> Generation | None:
+    def take(self, generation: Generation, stops: StopText) -> Generation | None:
         """The whole response that `generation` ends; None if it was interrupted and has to go on."""
         if self._interrupted and not self._cancelled and generation.finish == "aborted":
             self._interrupted = False
@@ -120,16 +114,16 @@ class EngineQueue:
         policy: Policy,
         *,
         max_batch: int = 64,
-        max_waiting: int = 128,
+        max_waiting: int,
         window: float = 0.005,
-        stops: StopText | None = None,
+        stops: StopText,
         clock: Callable[[], float] = running_clock.now,
     ) -> None:
         """Starts the thread.
 
         Args:
             window: most seconds that a call waits for more requests; only after a call that had several.
-            stops: finds stop texts that begin before an interruption and end behind it; None: these are not found.
+            stops: finds stop texts that begin before an interruption and end behind it.
         """
         self._policy, self._max_batch, self._max_waiting = policy, max_batch, max_waiting
         self._stops = stops
@@ -207,8 +201,8 @@ class EngineQueue:
             self._changed.wait_for(lambda: self._running is None or self._closed, limit)
             if self._running is not None:
                 self._pauses = max(0, self._pauses - 1)
-                why = "the server is stopping" if self._closed else f"it has not stopped within {STOPS_WITHIN:g} s"
-                raise EngineError(f"the engine was asked to pause for new weights: {why}")
+                reason = STOPPING if self._closed else f"it has not stopped within {STOPS_WITHIN:g} s"
+                raise EngineError(f"the engine was asked to pause for new weights: {reason}")
 
     def resume(self) -> None:
         """Take back one pause; without one it does nothing."""
@@ -239,8 +233,7 @@ class EngineQueue:
                     self._generate(batch)
             except BaseException as error:
                 for pending in batch:
-                    if not pending.answer.done():
-                        _fail(pending, _engine_failed(error))
+                    _fail(pending, _engine_failed(error))
                 raise
             finally:
                 with self._changed:
@@ -310,7 +303,7 @@ class EngineQueue:
 
     def _resolve(self, batch: list[PendingRequest], generations: Sequence[Generation | BaseException]) -> None:
         """Resolve each request with its generation or its own error; interrupted ones go to the front of the queue."""
-        again: list[PendingRequest] = []
+        interrupted: list[PendingRequest] = []
         for pending, result in zip(batch, generations, strict=True):
             if isinstance(result, BaseException):
                 _fail(pending, _engine_failed(result))
@@ -318,13 +311,13 @@ class EngineQueue:
             self.generated += len(result.ids)
             response = pending.take(result, self._stops)
             if response is None:
-                again.append(pending)
+                interrupted.append(pending)
                 continue
             self.aborted += response.finish == "aborted"
             pending.answer.set_result(response)
         with self._changed:
-            self.broken_off += len(again)
-            self._queue.extendleft(reversed(again))
+            self.broken_off += len(interrupted)
+            self._queue.extendleft(reversed(interrupted))
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -2,8 +2,7 @@
 
 A field that would change nothing is ignored; one that asks for another distribution or form than the policy's own, or
 for an answer that is not given, is refused, because the policy learns from what it draws; the rest is counted as
-ignored. Headers are looked up by the
-names that are written here (`X-Session-Id`).
+ignored. Headers are looked up by the names that are written here (`X-Session-Id`).
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ def _message(message: Any, where: str) -> ChatMessage:
         raise invalid(
             f"{field} is {shown(message['function_call'])}; this server reads the newer form: send tool_calls", field
         )
-    calls_given = message.get("tool_calls")
-    if calls_given is not None and not isinstance(calls_given, list):
-        raise invalid(f"{where}.tool_calls is {shown(calls_given)}; it must be a list of calls", f"{where}.tool_calls")
-    calls = tuple(_call(call, f"{where}.tool_calls[{field}]") for field, call in enumerate(calls_given or ()))
+    entries = message.get("tool_calls")
+    if entries is not None and not isinstance(entries, list):
+        raise invalid(f"{where}.tool_calls is {shown(entries)}; it must be a list of calls", f"{where}.tool_calls")
+    calls = tuple(_call(entry, f"{where}.tool_calls[{index}]") for index, entry in enumerate(entries or ()))
     if calls and role != "assistant":
         raise invalid(f"{where} has tool calls, but its role is {role}; only the assistant calls", where)
     content = message.get("content")
@@ -98,8 +97,8 @@ def _call(call: Any, where: str) -> ToolCall:
     except JsonError as error:
         field = f"{where}.function.arguments"
         raise invalid(f"{field}: {str(error).removeprefix('the body ')}", field) from None
-    identity = call.get("id", "")
-    return ToolCall(id=identity if isinstance(identity, str) else "", name=name, arguments=arguments)
+    call_id = call.get("id", "")
+    return ToolCall(id=call_id if isinstance(call_id, str) else "", name=name, arguments=arguments)
 
 
 SESSION = "X-Session-Id"
@@ -115,16 +114,15 @@ def read_session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str |
     metadata = fields.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
         raise invalid(f"metadata is {shown(metadata)}; it must be an object", "metadata")
-    facts = metadata or {}
     conversation = fields.get("conversation")
-    named = {
+    candidates = {
         "session_id": headers.get(SESSION) or fields.get("session_id"),
-        "metadata.session_id": facts.get("session_id"),
-        "metadata.conversation_id": facts.get("conversation_id"),
+        "metadata.session_id": (metadata or {}).get("session_id"),
+        "metadata.conversation_id": (metadata or {}).get("conversation_id"),
         "conversation": conversation.get("id") if isinstance(conversation, dict) else conversation,
         "conversation_id": fields.get("conversation_id"),
     }
-    for name, value in named.items():
+    for name, value in candidates.items():
         if value is not None:
             return _short(value, name)
     return None
@@ -265,8 +263,8 @@ def read_request(
     if options is not None and not isinstance(options, dict):
         raise invalid(f"stream_options is {_kind(options)}; it must be an object", "stream_options")
     temperature = fields.get("temperature")
-    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    if temperature is not None and not (number and 0 <= temperature <= 2):
+    is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if temperature is not None and not (is_number and 0 <= temperature <= 2):
         raise invalid(f"temperature is {shown(temperature)}; it must be a number from 0 to 2", "temperature")
     stream, token_ids = _boolean(fields, "stream"), _boolean(fields, "return_token_ids")
     if stream and token_ids:
@@ -275,11 +273,8 @@ def read_request(
     for field, (why, neutral) in NEUTRAL.items():
         value = fields.get(field)
         # True equals 1
-        same = any(
-            value == value_allowed and isinstance(value, bool) == isinstance(value_allowed, bool)
-            for value_allowed in neutral
-        )
-        if value is not None and not same:
+        harmless = any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+        if value is not None and not harmless:
             valid = f", or send {shown(neutral[0])}" if neutral else ""
             raise invalid(f"{field} is {shown(value)}; {why}: leave {field} out{valid}", field, UNSUPPORTED)
 

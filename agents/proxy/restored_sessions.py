@@ -9,13 +9,7 @@ from pathlib import Path
 from turngym.agents.proxy.session_episode import episode_of
 from turngym.agents.proxy.session_tokens import ChatListRenderer
 from turngym.agents.proxy.sessions import Feedback, ProxySession
-from turngym.agents.proxy.turn_records import (
-    RECORDS_FILE,
-    TurnRecord,
-    iter_records,
-    messages_from_json,
-    read_records,
-)
+from turngym.agents.proxy.turn_records import RECORDS_FILE, TurnRecord, iter_records, messages_from_json, read_records
 from turngym.core.episode import Episode
 from turngym.core.errors import TurngymError
 from turngym.core.protocols import Judgment
@@ -52,12 +46,12 @@ def restore(
         temperature: the trainer's, as in `episode_of`.
     """
     used = _used(folder) if want_ended else None
-    restored, going, lost, problems = RestoredSessions(), dict[str, ProxySession](), set[str](), list[str]()
+    restored, open_sessions, lost, problems = RestoredSessions(), dict[str, ProxySession](), set[str](), list[str]()
     for record in iter_records(folder):
         if isinstance(record, TraceProblem):
             problems.append(str(record))
-            lost |= going.keys()
-            going.clear()
+            lost |= open_sessions.keys()
+            open_sessions.clear()
             restored.ended.clear()
             continue
         kind, key, following = record["kind"], record.get("session", ""), record.get("next", "")
@@ -69,7 +63,7 @@ def restore(
             numbers = [int(name.rpartition("-")[2]) for name in (key, following) if name]
             restored.serial = max(restored.serial, *numbers)
         if kind == "turn" and record["main"] and key not in lost:
-            session = going.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
+            session = open_sessions.setdefault(key, ProxySession(key=key, name=key.rpartition("-")[0]))
             try:
                 turn = TurnRecord.from_json(record)
                 if turn.kept > len(session.history.client_messages):
@@ -79,25 +73,25 @@ def restore(
             except (LookupError, ValueError, TypeError, AttributeError, TurngymError) as error:
                 problems.append(f"a turn of session {key} does not fit: {error}")
                 lost.add(key)
-                del going[key]
+                del open_sessions[key]
                 continue
             if turn.retry:
                 # feedback on the superseded answer is no feedback on this one
                 restored.feedback.pop((key, len(session.turns) - 1), None)
-        elif kind == "end" and key in going:
-            session = going.pop(key)
+        elif kind == "end" and key in open_sessions:
+            session = open_sessions.pop(key)
             if used is not None and key not in used:
                 final = messages_from_json(record["final"])
                 restored.ended.append(episode_of(session, record["why"], final, temperature=temperature))
             if following:
                 session.begin_part(following)
-                going[following] = session
+                open_sessions[following] = session
         elif kind == "end" and key in lost and following:
             lost.add(following)
-    restored.open = list(going.values())
-    wanted = {*going, *(episode.task.task_id for episode in restored.ended)}
-    restored.votes = {key: votes for key, votes in restored.votes.items() if key[0] in wanted}
-    restored.feedback = {key: feedback for key, feedback in restored.feedback.items() if key[0] in wanted}
+    restored.open = list(open_sessions.values())
+    wanted = {*open_sessions, *(episode.task.task_id for episode in restored.ended)}
+    restored.votes = {place: votes for place, votes in restored.votes.items() if place[0] in wanted}
+    restored.feedback = {place: feedback for place, feedback in restored.feedback.items() if place[0] in wanted}
     if problems:
         warnings.warn(
             f"{folder / RECORDS_FILE}: {len(problems)} records cannot be used ({problems[0]}); sessions that they may "

@@ -63,7 +63,7 @@ class InflightRequest:
         prompt: Prompt,
         pending: PendingRequest,
         deadline: float,
-        salt: str = "",
+        salt: str,
     ) -> None:
         self.service, self.request, self.session, self.prompt = service, request, session, prompt
         self.pending, self.deadline = pending, deadline
@@ -158,11 +158,11 @@ class RequestCounts:
     def begin(self, client: str, most: int, share: int) -> None:
         """One more request is under way. Raises ApiError (429) where `most` are already, or `share` of this client."""
         with self._lock:
-            underway = self._underway[client]
-            if self.counts["underway"] >= most or underway >= share:
+            own = self._underway[client]
+            if self.counts["underway"] >= most or own >= share:
                 self.counts["turned_away"] += 1
-                under_way = f"{underway} requests of this client" if underway >= share else f"{most} requests"
-                raise busy(f"{under_way} are under way already; ask again later")
+                requests = f"{own} requests of this client" if own >= share else f"{most} requests"
+                raise busy(f"{requests} are under way already; ask again later")
             self.counts["underway"] += 1
             self._underway[client] += 1
 
@@ -209,10 +209,7 @@ class RequestCounts:
         with self._lock:
             counts = Counter(self.counts)
             tables = {name: dict(getattr(self, name)) for name in ("ignored", "unsupported", "unnamed")}
-        return counts, {
-            **tables,
-            **{name: value for name, value in sorted(counts.items()) if name not in RENAMED_COUNTS},
-        }
+        return counts, tables | {name: count for name, count in sorted(counts.items()) if name not in RENAMED_COUNTS}
 
 
 def _count(table: Counter[str], name: str) -> int:
@@ -317,13 +314,11 @@ class ProxyService:
         try:
             self._check_size(request)
             # a side turn without a session id has no session
-            name = None if request.session_id is None else session_name(request.client, request.session_id)
-            if name is None:
+            if request.session_id is not None:
+                session = self._enter(session_name(request.client, request.session_id), deadline)
+            else:
                 self.tally.note_unnamed(request.user_agent, request.main)
-            if name is not None:
-                session = self._enter(name, deadline)
-            elif request.main:
-                session = self._enter_unnamed(request, deadline)
+                session = self._enter_unnamed(request, deadline) if request.main else None
             full = session is not None and request.main and len(session.turns) >= self.settings.session_turns
             if session is not None and full and not session.history.asks_again(request.messages):
                 # a long session is handed on for training and goes on under a new key
@@ -332,8 +327,7 @@ class ProxyService:
                 session.begin_part(key)
             history = session.history if session is not None and request.main else ChatHistory()
             prompt = self.renderer.prompt(history, request.messages, request.tools, most=self.max_context)
-            number = next(self._numbers)
-            engine_request = self._engine_request(request, prompt, session, number)
+            engine_request = self._engine_request(request, prompt, session, next(self._numbers))
             pending = self.engine.submit(engine_request)
         except BaseException:
             self.closed(request.client, session, "refused")
@@ -404,10 +398,10 @@ class ProxyService:
 
     def sweep(self) -> int:
         """End sessions that were idle for too long; returns how many. What fails is done by the next sweep."""
-        gone = self.sessions.expired()
-        self._gone += [(session, "idle") for session in gone]
+        expired = self.sessions.expired()
+        self._gone += [(session, "idle") for session in expired]
         self._finish_gone()
-        return len(gone)
+        return len(expired)
 
     def _finish_gone(self) -> None:
         while True:
@@ -422,7 +416,7 @@ class ProxyService:
                 raise
 
     def health(self) -> dict[str, Any]:
-        counts, tallied = self.tally.as_json()
+        counts, tables = self.tally.as_json()
         status = "stalled" if self.engine.stands_still else "updating" if self.engine.paused else "ok"
         return {
             "status": "stopping" if self.stopping else status,
@@ -432,7 +426,7 @@ class ProxyService:
             "underway": counts["underway"],
             "engine": self.engine.as_json(),
             **({"threads": failures} if (failures := failures_of_threads()) else {}),
-            **tallied,
+            **tables,
         }
 
     def drain(self) -> None:
@@ -506,8 +500,8 @@ class ProxyService:
             self.on_session(episode_of(session, why, final, temperature=self.temperature))
 
     def _enter(self, name: str, deadline: float) -> ProxySession:
-        session, gone = self.sessions.acquire(name, deadline)
-        self._gone += [(evicted, "room") for evicted in gone]
+        session, evicted = self.sessions.acquire(name, deadline)
+        self._gone += [(former, "room") for former in evicted]
         # a full disk is told by this request's own record; the sweep ends the others
         with contextlib.suppress(OSError):
             self._finish_gone()

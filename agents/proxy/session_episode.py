@@ -13,7 +13,7 @@ ENV_ID = "proxy"
 
 
 def episode_of(
-    session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), *, temperature: float | None = None
+    session: ProxySession, why: str, final: tuple[ChatMessage, ...] = (), *, temperature: float | None
 ) -> Episode:
     """The session's main turns in order.
 

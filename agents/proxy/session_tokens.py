@@ -62,7 +62,7 @@ WRITTEN_OUT = TemplateCalls(dialect=HERMES, exact=True, id=CALL_ID, as_text=Fals
 """Calls of templates that write none: they are part of an answer's text."""
 PROBE = "turngym-probe-{}."
 """Text of a system message, with its number, by which a template shows that it has a place for it."""
-CLIENTS = "client_id"
+CLIENT_ID = "client_id"
 """Key of a call with its id as the client knows it; no template sees it."""
 NINE = re.compile(r"[A-Za-z0-9]{9}")
 """Ids of calls as Mistral's templates want them; others show them or not."""
@@ -219,10 +219,8 @@ class ChatListRenderer:
         # only what is new: repeated messages hold answers, in which the policy may have sampled anything
         self.refuse_control(messages[common:], tools, start=common)
         self._refuse_calls(messages[common:], tools, start=common)
-        template_messages = [
-            *history.template_messages[:common],
-            *self._template_messages(history, messages[common:], common),
-        ]
+        new = self._template_messages(history, messages[common:], common)
+        template_messages = [*history.template_messages[:common], *new]
         with self._lock:
             self._check_shown(template_messages, tools, start=common)
             text = self._render(template_messages, tools)
@@ -272,9 +270,9 @@ class ChatListRenderer:
             history.segments.append(IdBuffer())
         spans = history.segments[-1].extend(record.prompt_ids), history.segments[-1].extend(record.ids)
         answer = self.answer(record.ids.tolist(), record.text, record.reply.tool_calls)
-        added = [*self._template_messages(history, record.messages, record.kept), answer]
+        new = [*self._template_messages(history, record.messages, record.kept), answer]
         history.client_messages = [*history.client_messages[: record.kept], *record.messages, record.reply]
-        history.template_messages = [*history.template_messages[: record.kept], *added]
+        history.template_messages = [*history.template_messages[: record.kept], *new]
         history.tools = history.tools if record.tools is None else record.tools
         history.last_id = int(record.ids[-1]) if len(record.ids) and int(record.ids[-1]) in self.stop_ids else None
         with self._lock:
@@ -291,16 +289,16 @@ class ChatListRenderer:
             message["tool_calls"] = self._shown_calls(calls)
         return message
 
-    def ids(self, given: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
+    def ids(self, messages: Sequence[Message], tools: Tools = ()) -> NDArray[np.int32]:
         """A whole prompt, int32 [P]."""
-        return self._encode(self._render(given, tools))
+        return self._encode(self._render(messages, tools))
 
     def decode(self, ids: NDArray[np.int32]) -> tuple[str, int | None]:
         """(The answer as text without the stop id that ended it, that id or None.)"""
-        listed = ids.tolist()
-        last = listed[-1] if listed and listed[-1] in self.stop_ids else None
+        tokens = ids.tolist()
+        last = tokens[-1] if tokens and tokens[-1] in self.stop_ids else None
         with self._lock:
-            return text_of(listed if last is None else listed[:-1], self._decode), last
+            return text_of(tokens if last is None else tokens[:-1], self._decode), last
 
     def incremental_decoder(self) -> IncrementalDecoder:
         """A decoder for the ids of one answer as they are sampled; it gives the same text as `decode`."""
@@ -340,8 +338,8 @@ class ChatListRenderer:
             history.text = self._render(earlier, history.tools) + history.said + self._stop_text(history.last_id)
         return history.text
 
-    def _render(self, given: Sequence[Message], tools: Tools) -> str:
-        messages, shield = list(given), self.template.encoder.shield_all
+    def _render(self, conversation: Sequence[Message], tools: Tools) -> str:
+        messages, shield = list(conversation), self.template.encoder.shield_all
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
         if tools and not self._shows_tools:
             messages = messages if system is None else messages[1:]
@@ -357,16 +355,16 @@ class ChatListRenderer:
         except (RenderError, TemplateCostError) as error:
             raise invalid(str(error), "messages") from error
 
-    def _check_shown(self, given: Sequence[Message], tools: Tools, *, start: int) -> None:
+    def _check_shown(self, messages: Sequence[Message], tools: Tools, *, start: int) -> None:
         """Raises ApiError (400) for a system message, numbered from `start`, that the template leaves out."""
         # the first is put before the user's message where a template has none
-        first = 1 if len(given) > 1 and given[1]["role"] == "user" else 0
-        indices = [index for index in range(max(start, first), len(given)) if given[index]["role"] == "system"]
+        first = 1 if len(messages) > 1 and messages[1]["role"] == "user" else 0
+        indices = [index for index in range(max(start, first), len(messages)) if messages[index]["role"] == "system"]
         if not indices:
             return
-        probe = list(given)
+        probe = list(messages)
         for index in indices:
-            probe[index] = {**given[index], "content": PROBE.format(index)}
+            probe[index] = {**messages[index], "content": PROBE.format(index)}
         text = self._render(probe, tools)
         for index in indices:
             if PROBE.format(index) not in text:
@@ -419,7 +417,7 @@ class ChatListRenderer:
             arguments = json.dumps(call.values, ensure_ascii=False) if self._calls.as_text else call.values
             function = {"name": call.name, "arguments": arguments}
             shielded = self.template.encoder.shield_all({"id": id, "function": function})
-            entries.append({"type": "function", **shielded, CLIENTS: call.id})
+            entries.append({"type": "function", **shielded, CLIENT_ID: call.id})
         return entries
 
     def _stop_text(self, last: int | None) -> str:
@@ -469,10 +467,10 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
         if message["role"] == "assistant":
             waiting = list(message.get("tool_calls", ()))
             if waiting:
-                bare = [{key: value for key, value in call.items() if key != CLIENTS} for call in waiting]
+                bare = [{key: value for key, value in call.items() if key != CLIENT_ID} for call in waiting]
                 message = {**message, "tool_calls": bare}
         elif message["role"] == "tool" and waiting:
-            named = [call for call in waiting if call[CLIENTS] == message.get("tool_call_id")]
+            named = [call for call in waiting if call[CLIENT_ID] == message.get("tool_call_id")]
             call = (named or waiting)[0]
             waiting.remove(call)
             message = {**message, "name": call["function"]["name"], "tool_call_id": call["id"]}
@@ -484,11 +482,11 @@ def _in_order(before: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> list
     """`new` messages with the results of an answer's calls in the order of the calls: many templates show no ids."""
     ordered = [*before[-1:], *new]
     for index, message in enumerate(ordered):
-        wanted = [call.id for call in message.tool_calls]
+        call_ids = [call.id for call in message.tool_calls]
         end = next((i for i in range(index + 1, len(ordered)) if ordered[i].role != "tool"), len(ordered))
         results = ordered[index + 1 : end]
-        if wanted and {result.tool_call_id for result in results} <= set(wanted):
-            ordered[index + 1 : end] = sorted(results, key=lambda result: wanted.index(result.tool_call_id))
+        if call_ids and {result.tool_call_id for result in results} <= set(call_ids):
+            ordered[index + 1 : end] = sorted(results, key=lambda result: call_ids.index(result.tool_call_id))
     return ordered[len(before[-1:]) :]
 
 

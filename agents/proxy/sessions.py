@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,12 +20,7 @@ import numpy as np
 
 from turngym.agents.proxy.api_errors import ApiError, busy
 from turngym.agents.proxy.session_tokens import ChatHistory, ChatListRenderer
-from turngym.agents.proxy.turn_records import (
-    ChatMessage,
-    TurnRecord,
-    as_observation,
-    common_prefix,
-)
+from turngym.agents.proxy.turn_records import ChatMessage, TurnRecord, as_observation, common_prefix
 from turngym.agents.rendering.answer_messages import Message
 from turngym.core.episode import Episode, Span
 
@@ -52,18 +46,18 @@ class HistoryMatch:
         """(The session of `owner` that `messages` continue, or None; whether that could be told.)"""
         # without the last message: the whole list asks again for an answer, which may have been another client's
         for length, digest in reversed(_digests(owner, messages[:-1])):
-            same = [name for name in self._passing.get(digest, ()) if _repeats(messages[:length], self._said[name][1])]
-            if len(same) > 1:
+            names = [name for name in self._passing.get(digest, ()) if _repeats(messages[:length], self._said[name][1])]
+            if len(names) > 1:
                 # ids of calls were made by this server
                 ids = [call.id for call in messages[length - 1].tool_calls]
-                calls_of = {name: self._said[name][1][length - 1].tool_calls for name in same}
-                by_id = [name for name in same if ids and ids == [call.id for call in calls_of[name]]]
-                same = by_id if len(by_id) == 1 else same
+                calls_of = {name: self._said[name][1][length - 1].tool_calls for name in names}
+                by_id = [name for name in names if ids and ids == [call.id for call in calls_of[name]]]
+                names = by_id if len(by_id) == 1 else names
             # one that has gone on from here is not continued: whoever it belongs to began another branch
-            ended = [name for name in same if len(self._said[name][1]) == length]
+            ended = [name for name in names if len(self._said[name][1]) == length]
             if ended:
-                return (ended[0], True) if len(same) == 1 else (None, False)
-            if same:
+                return (ended[0], True) if len(names) == 1 else (None, False)
+            if names:
                 return None, True
         return None, True
 
@@ -200,19 +194,18 @@ class SessionTable:
         *,
         idle: float,
         limit: int,
-        share: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        serial: int = 0,
+        share: int,
+        clock: Callable[[], float],
+        serial: int,
     ) -> None:
         """Begins without sessions.
 
         Args:
             limit: most open sessions; for a new one the one that is idle longest is evicted.
-            share: most sessions of one client among the `limit`; None allows it all of them.
+            share: most sessions of one client among the `limit`.
             serial: highest number of a session in the records; new ones continue from there.
         """
-        self._idle, self._limit, self._clock = idle, limit, clock
-        self._share = limit if share is None else share
+        self._idle, self._limit, self._share, self._clock = idle, limit, share, clock
         self._open: dict[str, ProxySession] = {}
         self._changed = threading.Condition()
         self._match = HistoryMatch()
@@ -262,15 +255,13 @@ class SessionTable:
             while True:
                 session = self._open.get(name)
                 if session is None:
-                    own_sessions = [
-                        candidate for candidate in self._open.values() if candidate.name[:CLIENT] == name[:CLIENT]
-                    ]
-                    if len(own_sessions) >= self._share or len(self._open) >= self._limit:
-                        among = own_sessions if len(own_sessions) >= self._share else list(self._open.values())
-                        idle = [candidate for candidate in among if not candidate.queue]
+                    own = [other for other in self._open.values() if other.name[:CLIENT] == name[:CLIENT]]
+                    if len(own) >= self._share or len(self._open) >= self._limit:
+                        candidates = own if len(own) >= self._share else list(self._open.values())
+                        idle = [other for other in candidates if not other.queue]
                         if not idle:
-                            raise busy(f"{len(among)} sessions are open and all of them busy; ask again later")
-                        evicted.append(min(idle, key=lambda candidate: candidate.last_used))
+                            raise busy(f"{len(candidates)} sessions are open and all of them busy; ask again later")
+                        evicted.append(min(idle, key=lambda other: other.last_used))
                         self._remove(evicted[-1])
                     session = ProxySession(key=self.new_key(name), name=name, last_used=self._clock())
                     self._open[name] = session
@@ -310,10 +301,10 @@ class SessionTable:
         """Remove and return the sessions that were idle for too long."""
         with self._changed:
             late = self._clock() - self._idle
-            evicted = [session for session in self._open.values() if not session.queue and session.last_used < late]
-            for session in evicted:
+            expired = [session for session in self._open.values() if not session.queue and session.last_used < late]
+            for session in expired:
                 self._remove(session)
-            return evicted
+            return expired
 
     def all(self) -> list[ProxySession]:
         """The open sessions."""
@@ -404,7 +395,7 @@ class HeardFeedback:
     Turns are counted from the start of the client's conversation, even if it was handed on in parts.
     """
 
-    def __init__(self, limit: int = REMEMBERED) -> None:
+    def __init__(self, limit: int) -> None:
         """`limit`: sessions and answers of one client that are remembered."""
         self.tell: Callable[[Place, Feedback | None, bool], FeedbackStatus] = lambda *said: "recorded"
         """Gets the turn, its feedback (None takes it back, because the turn was answered anew), and whether the session
@@ -419,9 +410,9 @@ class HeardFeedback:
     def restore(self, said: Mapping[Place, Feedback], begun: Sequence[ProxySession], ended: Sequence[Episode]) -> None:
         """Take over an earlier process's feedback, and its sessions: those that go on, and those that have ended."""
         with self._lock:
-            for place, its in said.items():
-                book = self._of(place[0])
-                book.keep(book.said, place, its)
+            for place, feedback in said.items():
+                remembered = self._of(place[0])
+                remembered.keep(remembered.said, place, feedback)
             for episode in ended:
                 key = episode.task.task_id
                 self._of(key).note(key.rpartition("-")[0], episode.meta["first"], key, len(episode.turns))
@@ -433,14 +424,14 @@ class HeardFeedback:
         """Note a session's new turn, which the client knows as `answer`; `again`: it replaces the turn before."""
         place = session.key, len(session.turns) - 1
         with self._lock:
-            book = self._of(session.name)
-            book.note(session.name, session.first, session.key, len(session.turns))
+            remembered = self._of(session.name)
+            remembered.note(session.name, session.first, session.key, len(session.turns))
             if again:
-                for answer_id in [answer_id for answer_id, its in book.answers.items() if its == place]:
-                    book.answers[answer_id] = place[0], SUPERSEDED
+                for answer_id in [answer_id for answer_id, answered in remembered.answers.items() if answered == place]:
+                    remembered.answers[answer_id] = place[0], SUPERSEDED
             if answer:
-                book.keep(book.answers, answer, place)
-            taken_back = again and book.said.pop(place, None) is not None
+                remembered.keep(remembered.answers, answer, place)
+            taken_back = again and remembered.said.pop(place, None) is not None
         if taken_back:
             self.tell(place, None, True)
 
@@ -456,8 +447,8 @@ class HeardFeedback:
         """
         with self._lock:
             name = session_name(client, session_id or "")
-            book = self._of(name)
-            parts, answered = book.parts.get(name), book.answers.get(answer or "")
+            remembered = self._of(name)
+            parts, answered = remembered.parts.get(name), remembered.answers.get(answer or "")
         if answered is not None:
             return None if answered[1] == SUPERSEDED else answered
         if answer is not None:
@@ -478,15 +469,13 @@ class HeardFeedback:
         Raises ApiError (429) for more than `MOST_CHANGES` changes.
         """
         with self._lock:
-            book = self._of(place[0])
-            if book.said.get(place) != feedback:
-                if book.changes.get(place, 0) >= MOST_CHANGES:
+            remembered = self._of(place[0])
+            if remembered.said.get(place) != feedback:
+                if remembered.changes.get(place, 0) >= MOST_CHANGES:
                     raise busy(f"this turn has had {MOST_CHANGES} different feedbacks, which is all that are taken")
                 # written before it counts, so that a restarted server knows it, too
-                key, turn = place
-                write(
-                    {"kind": "feedback", "session": key, "turn": turn, "score": feedback.score, "text": feedback.text}
-                )
-                book.keep(book.said, place, feedback)
-                book.keep(book.changes, place, book.changes.get(place, 0) + 1)
+                record = {"kind": "feedback", "session": place[0], "turn": place[1]}
+                write({**record, "score": feedback.score, "text": feedback.text})
+                remembered.keep(remembered.said, place, feedback)
+                remembered.keep(remembered.changes, place, remembered.changes.get(place, 0) + 1)
         return self.tell(place, feedback, is_open)

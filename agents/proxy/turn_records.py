@@ -112,9 +112,7 @@ class ChatMessage:
 
         Clients trim what they were sent, write JSON anew, and put back the stop text at which an answer was cut.
         """
-        calls = tuple(
-            (call.name, json.dumps(_whole(_value(call.arguments)), sort_keys=True)) for call in self.tool_calls
-        )
+        calls = tuple((call.name, json.dumps(_whole(call.values), sort_keys=True)) for call in self.tool_calls)
         return self.role, self.content.strip().removesuffix(self.end).strip(), calls
 
     @property
@@ -219,18 +217,18 @@ def tool_calls(text: str, salt: str, first: int, dialect: CallDialect = HERMES, 
             arguments = _typed(arguments, next((tool for tool in tools if tool["function"]["name"] == call.name), {}))
         try:
             # Python's bytes and sets are no JSON
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            check_arguments(text)
+            arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            check_arguments(arguments_text)
             # half of a surrogate pair is no name
             call.name.encode()
         except (TypeError, ValueError, RecursionError, JsonError):
             return []
         # Hermes's calls are text for templates, which read those of others
-        if dialect is not HERMES and not isinstance(_value(text), dict):
+        if dialect is not HERMES and not isinstance(_value(arguments_text), dict):
             return []
         id = call.id if call.id and ID.fullmatch(call.id) and ids.count(call.id) == 1 else ""
         id = id or f"call_{hashlib.sha256(f'{salt}/{number}'.encode()).hexdigest()[:24]}"
-        calls.append(ToolCall(id=id, name=call.name, arguments=text))
+        calls.append(ToolCall(id=id, name=call.name, arguments=arguments_text))
     return calls
 
 
@@ -244,7 +242,7 @@ def _typed(arguments: Mapping[str, str], tool: Mapping[str, Any]) -> dict[str, A
         if not kinds or "string" in kinds:
             continue
         # templates write Python's words
-        words = {word: json for word, (json, kind) in WORDS.items() if kind in kinds}
+        words = {word: literal for word, (literal, kind) in WORDS.items() if kind in kinds}
         text = words.get(text.strip().lower(), text)
         with suppress(JsonError, UnicodeEncodeError):
             typed[name] = strict_json(text.encode())
@@ -261,10 +259,11 @@ def _kinds(schema: Any) -> set[str]:
         return set()
     kind = schema.get("type")
     if isinstance(kind, (str, list)):
-        return {kind} if isinstance(kind, str) else {way for way in kind if isinstance(way, str)}
+        return {kind} if isinstance(kind, str) else {option for option in kind if isinstance(option, str)}
     # optional arguments, as Pydantic writes them; one level, for schemas may be as deep as their client likes
-    ways = schema.get("anyOf", schema.get("oneOf"))
-    kinds = [way.get("type") if isinstance(way, Mapping) else None for way in ways] if isinstance(ways, list) else []
+    options = schema.get("anyOf", schema.get("oneOf"))
+    options = options if isinstance(options, list) else []
+    kinds = [option.get("type") if isinstance(option, Mapping) else None for option in options]
     return {kind for kind in kinds if isinstance(kind, str)} if all(isinstance(kind, str) for kind in kinds) else set()
 
 

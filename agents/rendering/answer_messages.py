@@ -80,12 +80,9 @@ class StructuredAnswers:
                 arguments = {}
         arguments = arguments if isinstance(arguments, dict) else {}
         arguments = {name: value.typed if isinstance(value, Bare) else value for name, value in arguments.items()}
-        sent_arguments = json.dumps(arguments, ensure_ascii=False) if self.arguments_as_text else arguments
-        return {
-            "type": "function",
-            "id": call.id or CALL_ID,
-            "function": {"name": call.name, "arguments": sent_arguments},
-        }
+        shown_arguments = json.dumps(arguments, ensure_ascii=False) if self.arguments_as_text else arguments
+        function = {"name": call.name, "arguments": shown_arguments}
+        return {"type": "function", "id": call.id or CALL_ID, "function": function}
 
     def _plain(self, text: str) -> str:
         for token in self.special:

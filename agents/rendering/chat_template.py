@@ -148,7 +148,7 @@ class ChatTemplate:
         What contents spell is shielded (`TextEncoder.shield`); of assistant messages `written` and `said` have done
         that. `tools` (OpenAI function schemas) replace the tool of this template.
         """
-        described = self._tools if tools is None else tools
+        schemas = self._tools if tools is None else tools
         visible = [self._shown(message) for message in messages]
         if self._in_parts:
             texts = [message.get("content") for message in visible]
@@ -156,12 +156,12 @@ class ChatTemplate:
                 {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
                 for message, text in zip(visible, texts, strict=True)
             ]
-        schemas = None if described is None else self.encoder.shield_all(list(described))
+        shielded_schemas = None if schemas is None else self.encoder.shield_all(list(schemas))
         try:
             if self.source in TRUSTED:
                 text = self.tokenizer.apply_chat_template(
                     visible,
-                    tools=schemas,
+                    tools=shielded_schemas,
                     chat_template=self._source,
                     add_generation_prompt=generate,
                     tokenize=False,
@@ -170,7 +170,7 @@ class ChatTemplate:
             else:
                 variables = {**self.tokenizer.special_tokens_map, **self._variables}
                 text = template_limits.render(
-                    self._source, visible, tools=schemas, generate=generate, variables=variables
+                    self._source, visible, tools=shielded_schemas, generate=generate, variables=variables
                 )
         except TemplateLimit as error:
             raise TemplateCostError(f"the chat template {self._place()} {error}") from error
@@ -235,7 +235,7 @@ class ChatTemplate:
         prompt = self.render(self.opening(SYSTEM, OBSERVATION))
         if OBSERVATION not in prompt:
             raise RenderError(f"the chat template of {self.name!r} does not show user messages")
-        self.describes_tool = tool is not None and all(described.name in prompt for described in tool.tools)
+        self.describes_tool = tool is not None and all(offered.name in prompt for offered in tool.tools)
         self.generation_prompt = prompt.rpartition(OBSERVATION)[2]
         """Text between an observation and the answer."""
         self.opens_thought = prompt.rstrip().endswith(self.thoughts.opening)
@@ -258,15 +258,15 @@ class ChatTemplate:
         self.encoder = TextEncoder(self.tokenizer, written)
         self.writes = frozenset(token for token in self.encoder.control if token in written)
         """Control tokens that the template writes."""
-        end = self.encode(delta, after=self._bare)[:1].tolist()
+        first = self.encode(delta, after=self._bare)[:1].tolist()
         eos = getattr(self.tokenizer, "eos_token_id", None)
         # if a template closes answers with plain text, or as thoughts are closed (GPT-OSS), only the tokenizer's eos
         # can end one
-        closing = self.encoder.ids.get(end[0]) if end else None
-        self.end_id: int | None = end[0] if closing not in (None, self.thoughts.closing) else eos
+        closing = self.encoder.ids.get(first[0]) if first else None
+        self.end_id: int | None = first[0] if closing not in (None, self.thoughts.closing) else eos
         """The id that closes an assistant message."""
         self.end_text = "" if self.end_id is None else self.text_of(self.end_id)
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (self.end_id, eos) if i is not None))
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(end for end in (self.end_id, eos) if end is not None))
         form = "".join((*self.samples, self._lead, self.prefill, self.thoughts.write("x"), self.thoughts.spoken))
         calls = () if self.dialect is None else self.dialect.stop_text
         self.spoken = frozenset(token for token in self.encoder.control if token in form or token in calls)
@@ -306,7 +306,7 @@ class ChatTemplate:
         content = ContentAnswers(prefill=self.prefill or opened)
         if self.dialect is None and self.thoughts is THINK:
             return content
-        apart: list[AnswerForm] = [
+        structured: list[AnswerForm] = [
             StructuredAnswers(
                 dialect=self.dialect,
                 thoughts=self.thoughts,
@@ -317,7 +317,7 @@ class ChatTemplate:
             for as_text in (False, True)
         ]
         # a template that marks plain text by itself would mark it twice
-        forms = [*apart, content] if self.thoughts.spoken else [content, *apart]
+        forms = [*structured, content] if self.thoughts.spoken else [content, *structured]
         ranked = [self._rank(form) for form in forms]
         return forms[ranked.index(max(ranked))]
 
@@ -357,11 +357,11 @@ class ChatTemplate:
         history = self.opening(SYSTEM, OBSERVATION)
         try:
             text = self._shown_after(history, self._lead + self._bare)
-            at = text.find(self._bare.strip(), len(prompt)) if text.startswith(prompt) else -1
-            if at < 0:
+            start = text.find(self._bare.strip(), len(prompt)) if text.startswith(prompt) else -1
+            if start < 0:
                 return self._lead
             # harmony's calls begin with a space of their own
-            lead = text[len(prompt) : at].removesuffix(" " if self._bare.startswith(" ") else "")
+            lead = text[len(prompt) : start].removesuffix(" " if self._bare.startswith(" ") else "")
             # a template may refuse inside content what it writes by itself, so this is tried once
             self._shown_after(history, lead + self._bare)
         except RenderError:

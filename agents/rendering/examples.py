@@ -8,7 +8,6 @@ texts by the kind of task (`skills.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -101,13 +100,12 @@ def read_examples(
         raise AgentError(f"--examples {path}: none of its {len(episodes)} episodes succeeded")
     if form != "text":
         return Examples(episodes=examples, tasks=tasks)
-    return Examples(
-        tasks=tasks, text="\n\n".join(f"Example {n}:\n{example.text}" for n, example in enumerate(examples, start=1))
-    )
+    text = "\n\n".join(f"Example {number}:\n{example.text}" for number, example in enumerate(examples, start=1))
+    return Examples(text=text, tasks=tasks)
 
 
 def _example(episode: Episode, channel: Channel, tool: Tools, shown_for: ExamplesFor) -> Example:
     valid = [turn for turn in episode.turns if turn.verdict.valid]
-    turns: Sequence[tuple[str, str]] = [(turn.observation, said_in(channel, tool, turn)) for turn in valid]
+    turns = tuple((turn.observation, said_in(channel, tool, turn)) for turn in valid)
     category = episode.task.category if shown_for == "category" else ""
-    return Example(turns=tuple(turns), final=episode.final_observation, category=category)
+    return Example(turns=turns, final=episode.final_observation, category=category)

@@ -75,8 +75,8 @@ def of_category(groups: Mapping[str, T], category: str) -> T:
 
 def without(observation: str, listing: str) -> str:
     """`observation` without the `listing` in it. Text that a wrapper wrote behind the listing stays."""
-    before, listed, after = observation.rpartition(listing) if listing else ("", "", "")
-    return before + after if listed else observation
+    before, _, after = observation.rpartition(listing) if listing else ("", "", observation)
+    return before + after
 
 
 def require_memory(name: str) -> None:

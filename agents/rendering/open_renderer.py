@@ -36,16 +36,16 @@ def open_renderer(
     Raises RenderError if the chat template cannot do what they ask.
     """
     channel: Any = make_channel(settings.channel, tool)
-    called = isinstance(channel, ToolChannel)
+    calls = isinstance(channel, ToolChannel)
     return ChatRenderer(
         tokenizer,
-        tool=tool if called else None,
+        tool=tool if calls else None,
         thinking=settings.thinking,
         observation_role="user" if settings.observation_role == "auto" else settings.observation_role,
         history=history or settings.history,
         stop_ids=stop_ids,
-        dialect=channel.dialect if called else None,
-        thoughts=channel.dialect.thoughts if called else channel.thoughts,
+        dialect=channel.dialect if calls else None,
+        thoughts=channel.dialect.thoughts if calls else channel.thoughts,
         memory=settings.remembers,
         examples=examples,
         skills=skills,
@@ -69,16 +69,16 @@ def end_ids(model: Any) -> tuple[int, ...]:
 
     Raises RenderError for an eos_token_id that is no id of the model.
     """
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     # transformers allows one id, a list of ids, or none, and does not look at what a stranger's file has in their place
-    ids = () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
+    ids = () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
     config = getattr(model, "config", None)
     size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", None)
     for token in ids:
         if type(token) is not int or token < 0 or (size is not None and token >= size):
             valid = "whole numbers from 0" if size is None else f"0 to {size - 1}"
             raise RenderError(
-                f"eos_token_id in the model's generation_config.json is {brief(named, 80)}; {brief(token, 80)} is no "
+                f"eos_token_id in the model's generation_config.json is {brief(eos, 80)}; {brief(token, 80)} is no "
                 f"id of the model; valid: {valid}"
             )
     return ids
@@ -96,13 +96,15 @@ def complete_settings(settings: ChatSettings, tokenizer: Any, tool: Tools) -> Ch
     settings = with_dialect(checked(settings), tokenizer, tool)
     if settings.observation_role != "auto":
         return settings
-    user, called = (_segments(changed(settings, observation_role=role), tokenizer, tool) for role in ("user", "tool"))
-    prefers_tool = called is not None and (user is None or settings.channel.startswith("tool") or called < user)
+    as_user, as_tool = (_segments(settings, role, tokenizer, tool) for role in ("user", "tool"))
+    prefers_tool = as_tool is not None and (as_user is None or settings.channel.startswith("tool") or as_tool < as_user)
     return changed(settings, observation_role="tool" if prefers_tool else "user")
 
 
-def _segments(settings: ChatSettings, tokenizer: Any, tool: Tools) -> int | None:
-    """How many segments a short episode with thoughts needs; None if the template refuses it."""
+def _segments(settings: ChatSettings, role: str, tokenizer: Any, tool: Tools) -> int | None:
+    """How many segments a short episode with thoughts needs, its observations in `role`; None if the template refuses
+    it."""
+    settings = changed(settings, observation_role=role)
     channel = make_channel(settings.channel, tool)
     action = tool.templates[0] if len(tool.tags) > 1 else tool.sample("look")
     thought = None if settings.thinking is False else THOUGHT

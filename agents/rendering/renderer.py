@@ -60,7 +60,7 @@ class ChatRenderer:
     Args:
         tokenizer, tool, thinking, observation_role, dialect, thoughts: see `ChatTemplate`.
         history: `template` lets the template rewrite the past; `append` keeps everything.
-        memory: what a turn's prompt holds of the episode (`conversation.Memory`); `ResponseWriter.present` applies it.
+        memory: what a turn's prompt holds of the episode (`memory.Memory`); `ResponseWriter.present` applies it.
 
     Raises RenderError without a chat template, and for a role that it refuses.
     """
@@ -106,8 +106,8 @@ class ChatRenderer:
         self.append_only = self._append or self._probe()
         """Whether responses that the template leaves alone extend the ids without a full rendering."""
         try:
-            for examples in self.examples.values():
-                self.template.render(self._opening(SYSTEM, OBSERVATION, examples))
+            for group in self.examples.values():
+                self.template.render(self._opening(SYSTEM, OBSERVATION, group))
         except RenderError as error:
             # Mistral's allows no message of the user after the result of a call
             raise RenderError(
@@ -129,12 +129,12 @@ class ChatRenderer:
             self._extend(history, suffix)
             return
         history.appendable = False
-        full = self._render_whole(history)
+        text = self._render_whole(history)
         before = "".join(history.pieces)
-        if full.startswith(before):
-            self._extend(history, full[len(before) :])
+        if text.startswith(before):
+            self._extend(history, text[len(before) :])
         else:
-            self._open_segment(history, full)
+            self._open_segment(history, text)
 
     def _suffix(self, history: TokenHistory, observation: str) -> str | None:
         """What follows the last response; None if only rendering the whole conversation can tell."""
@@ -326,10 +326,10 @@ class TextEpisodes:
     """Gives ids to episodes that have none (experts, endpoints, people); others stay as they are.
 
     Each observation is rendered and each response tokenized as it stands, thought included, with the end id that the
-    model would have to draw, unless it was cut. Nobody sampled these ids, so they have no
-    log-probabilities. If `channel` does not read the recorded action in a response (bare actions, calls instead of
-    tags), the action is written anew after the same thought. The system message is `system`, else the recorded one with
-    the instructions of this channel. Turns from the first one that does not fit `max_context` ids are left out.
+    model would have to draw, unless it was cut. Nobody sampled these ids, so they have no log-probabilities. If
+    `channel` does not read the recorded action in a response (bare actions, calls instead of tags), the action is
+    written anew after the same thought. The system message is `system`, else the recorded one with the instructions of
+    this channel. Turns from the first one that does not fit `max_context` ids are left out.
     """
 
     renderer: ChatRenderer
@@ -359,14 +359,13 @@ class TextEpisodes:
             self.renderer.respond(history, np.array(demonstrated.ids, np.int32))
             if self.max_context is not None and history.buffer.size > self.max_context:
                 break
-            spans = (history.prompt_span, history.response_span)
             # without what was said of other ids
             written = replace(turn, logprobs=None, begun=0, version_spans=(), teacher=None, hint_prompt_ids=None)
             written = replace(written, response=demonstrated.response, segment=history.segment)
             if turn.is_cut and not turn.response:
                 # a limit that thoughts used up leaves the end id alone, which would teach to say nothing
                 written = replace(written, excluded=turn.excluded or "cut before it said anything")
-            turns.append(replace(written, prompt_span=spans[0], response_span=spans[1]))
+            turns.append(replace(written, prompt_span=history.prompt_span, response_span=history.response_span))
         if history is None or not turns:
             return episode
         last = episode.final_observation if len(turns) == episode.depth else episode.turns[len(turns)].observation
@@ -396,15 +395,17 @@ class TextEpisodes:
         return Shown(response=response, ids=tuple(ids), origin=origin)
 
     def _drawn_alike(self, episode: Episode, turn: Turn) -> bool:
-        if not turn.response_length or not read_exactly(
-            self.renderer, episode.response_ids(turn).tolist(), turn.response
-        ):
+        # a turn without ids has no segment, either
+        if not turn.response_length:
             return False
-        size, before = len(self.renderer.template.tokenizer), episode.prompt_ids(turn)[-GENERATION_PROMPT:]
-        if before.max(initial=0) >= size:
+        if not read_exactly(self.renderer, episode.response_ids(turn).tolist(), turn.response):
+            return False
+        template = self.renderer.template
+        before = episode.prompt_ids(turn)[-GENERATION_PROMPT:]
+        if before.max(initial=0) >= len(template.tokenizer):
             return False
         # the end of a prompt is what the template writes before every answer
-        return self.renderer.template.decode(before.tolist()).endswith(self.renderer.template.generation_prompt)
+        return template.decode(before.tolist()).endswith(template.generation_prompt)
 
     def _instructed(self, system: str) -> str:
         """The recorded system message with this channel's instructions in place of another channel's."""

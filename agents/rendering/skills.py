@@ -123,53 +123,53 @@ class Skills:
         return f"valid: a line in [category] or [keyword] of its {SKILLS_FILE}, or `otherwise`"
 
 
-def read_skills(named: str) -> Skills:
+def read_skills(name: str) -> Skills:
     """Reads `FOLDER`, a TOML file in such a folder, or a folder of this package by its name (`alfworld`).
 
     Raises AgentError for a folder, a mapping or a text that cannot be used.
     """
-    path = user_path(named)
-    if not path.exists() and (SHIPPED / named).exists() and ".." not in Path(named).parts:
-        path = SHIPPED / named
+    path = user_path(name)
+    if not path.exists() and (SHIPPED / name).exists() and ".." not in Path(name).parts:
+        path = SHIPPED / name
     path = path / SKILLS_FILE if path.is_dir() else path
     if not path.is_file():
         shipped = ", ".join(sorted(folder.name for folder in SHIPPED.iterdir()))
         raise AgentError(
-            f"skills {named}: there is no {path.name} there; valid: a folder with {SKILLS_FILE}, or {shipped}"
+            f"skills {name}: there is no {path.name} there; valid: a folder with {SKILLS_FILE}, or {shipped}"
         )
     try:
         table = read_toml(path)
     except SettingsError as error:
-        raise AgentError(f"skills {named}: {error}") from error
+        raise AgentError(f"skills {name}: {error}") from error
     if unknown := sorted(table.keys() - {"always", "otherwise", "category", "keyword"}):
-        raise AgentError(f"skills {named}: {unknown[0]!r} is unknown; valid: always, otherwise, category, keyword")
-    of_kind: dict[str, dict[str, str]] = {}
+        raise AgentError(f"skills {name}: {unknown[0]!r} is unknown; valid: always, otherwise, category, keyword")
+    tables: dict[str, dict[str, str]] = {}
     for kind in ("category", "keyword"):
         entries = table.get(kind, {})
         if not isinstance(entries, Mapping):
-            raise AgentError(f"skills {named}: {kind} is {entries!r}; valid: a table of names to files")
+            raise AgentError(f"skills {name}: {kind} is {entries!r}; valid: a table of names to files")
         if "" in entries:
-            raise AgentError(f"skills {named}: [{kind}] has an empty name, which would match everything or nothing")
-        of_kind[kind] = {key: _text(named, path.parent, file) for key, file in entries.items()}
-    single = {name: _text(named, path.parent, table[name]) for name in ("always", "otherwise") if name in table}
-    if not single and not any(of_kind.values()):
-        raise AgentError(f"skills {named}: {path.name} names no file; valid: always, otherwise, [category], [keyword]")
-    return Skills(name=named, category=of_kind["category"], keyword=of_kind["keyword"], **single)
+            raise AgentError(f"skills {name}: [{kind}] has an empty name, which would match everything or nothing")
+        tables[kind] = {key: _text(name, path.parent, file) for key, file in entries.items()}
+    single = {entry: _text(name, path.parent, table[entry]) for entry in ("always", "otherwise") if entry in table}
+    if not single and not any(tables.values()):
+        raise AgentError(f"skills {name}: {path.name} names no file; valid: always, otherwise, [category], [keyword]")
+    return Skills(name=name, category=tables["category"], keyword=tables["keyword"], **single)
 
 
-def _text(named: str, folder: Path, file: object) -> str:
+def _text(name: str, folder: Path, file: object) -> str:
     # what stands in it goes into prompts, and to whoever answers them: a link must not lead out of the folder, either
     # Path.resolve raises an error for a link to itself
-    goal = os.path.realpath(folder / file) if isinstance(file, str) and file and "\0" not in file else ""
-    inside = os.path.dirname(goal) == os.path.realpath(folder)
+    target = os.path.realpath(folder / file) if isinstance(file, str) and file and "\0" not in file else ""
+    inside = os.path.dirname(target) == os.path.realpath(folder)
     if not isinstance(file, str) or not inside or Path(file).name != file:
-        raise AgentError(f"skills {named}: {file!r} is no file of the folder; valid: a name such as heat.txt")
+        raise AgentError(f"skills {name}: {file!r} is no file of the folder; valid: a name such as heat.txt")
     path = folder / file
     if not path.is_file():
-        raise AgentError(f"skills {named}: there is no {file} there")
+        raise AgentError(f"skills {name}: there is no {file} there")
     text = read_text(path, AgentError).strip()
     if not SHORTEST_TEXT <= len(text) <= LONGEST_TEXT:
-        raise AgentError(f"skills {named}: {file} has {len(text)} characters; valid: {SHORTEST_TEXT} to {LONGEST_TEXT}")
+        raise AgentError(f"skills {name}: {file} has {len(text)} characters; valid: {SHORTEST_TEXT} to {LONGEST_TEXT}")
     if mark := next((mark for mark in MARKS if mark in text), None):
-        raise AgentError(f"skills {named}: {file} has {mark} in it, which ends or begins a hint; leave it out")
+        raise AgentError(f"skills {name}: {file} has {mark} in it, which ends or begins a hint; leave it out")
     return text

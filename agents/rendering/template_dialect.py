@@ -68,7 +68,7 @@ def dialect_of_template(tokenizer: Any, tool: Tools) -> TemplateCalls:
     call = probe_call(tool, VALUE)
     written = list(_written_calls(template, *call))
     for text, id, as_text in written:
-        exact = [d for d in DIALECTS.values() if d.write(*call) in text]
+        exact = [dialect for dialect in DIALECTS.values() if dialect.write(*call) in text]
         if exact:
             # the longest match, since bare JSON is part of many other dialects
             dialect = max(exact, key=lambda dialect: len(dialect.write(*call)))
@@ -108,20 +108,17 @@ def _written_calls(template: ChatTemplate, name: str, arguments: dict[str, Any])
     forms = product((CALL_ID, named_id(name, 0)), (False, True), ("", None))
     for id, as_text, content in forms:
         function = {"name": name, "arguments": json.dumps(arguments) if as_text else arguments}
-        message = {
-            "role": "assistant",
-            "content": content,
-            "tool_calls": [{"type": "function", "id": id, "function": function}],
-        }
+        calls = [{"type": "function", "id": id, "function": function}]
+        message = {"role": "assistant", "content": content, "tool_calls": calls}
         try:
             text = template.render([*opening, message], generate=False)
         except RenderError:
             continue
         # the system message may show an example call, so the part that equals the bare opening is cut off
-        same = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
-        text = text[same:]
-        if VALUE in text and name in text:
-            yield text, id, as_text
+        shared = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
+        written = text[shared:]
+        if VALUE in written and name in written:
+            yield written, id, as_text
 
 
 def named_id(name: str, number: int) -> str:

@@ -117,9 +117,8 @@ class _Process:
         try:
             child.pipe.send_bytes(work)
             if child.pipe.poll(SECONDS):
-                return child.pipe.recv_bytes(
-                    4 * LONGEST_RENDERED + 1
-                )  # ends: it has begun, and `patience` limits the rest
+                # ends: it has begun, and `patience` limits the rest
+                return child.pipe.recv_bytes(4 * LONGEST_RENDERED + 1)
             raise _Ended(f"did not render a conversation within {SECONDS:g} s")
         except BlockingIOError:
             self._end()

@@ -161,9 +161,8 @@ class TextEncoder:
             start = last = 0
             for index in (index for index, number in enumerate(ids) if number in self.ids):
                 # from the control token before, not from the beginning: a policy may sample thousands of them
-                start += len(self._decode(ids[last : index + 1])) - len(
-                    token_text := self._decode(ids[index : index + 1])
-                )
+                token_text = self._decode(ids[index : index + 1])
+                start += len(self._decode(ids[last : index + 1])) - len(token_text)
                 places.discard(start + _hideable(token_text))
                 last = index
         return _hide_at(text, places)
@@ -263,12 +262,12 @@ class TextEncoder:
             # the template has written the BOS already; the tokenizer would add a second one
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         characters = map(_character, HIDDEN.finditer(text))
-        opaque, ids, at = self._opaquely(text), list[int](), 0
+        opaque, ids, done = self._opaquely(text), list[int](), 0
         for number, start, stop in self._written(opaque):
-            ids += self._text_ids(opaque[at:start], characters, first=at == 0)
+            ids += self._text_ids(opaque[done:start], characters, first=done == 0)
             ids.append(number)
-            at = stop
-        return ids + self._text_ids(opaque[at:], characters, first=at == 0)
+            done = stop
+        return ids + self._text_ids(opaque[done:], characters, first=done == 0)
 
     def _opaquely(self, text: str) -> str:
         return HIDDEN.sub(self._opaque, text) if MARK in text else text
@@ -313,10 +312,10 @@ class TextEncoder:
         steps += [pre_tokenizers.Split(CUT, "removed")] if self._bytes else []
         if steps:
             plain.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
-        texts = {number: token for number, token in self._added.items() if number not in self.ids}
-        plain.add_tokens(list(texts.values()))
+        words = {number: token for number, token in self._added.items() if number not in self.ids}
+        plain.add_tokens(list(words.values()))
         plain.add_special_tokens([AddedToken(START, normalized=False)])
-        ids = {int(plain.token_to_id(str(token)) or 0): number for number, token in texts.items()}
+        ids = {int(plain.token_to_id(str(token)) or 0): number for number, token in words.items()}
         return plain, {number: token_id for number, token_id in ids.items() if number != token_id}
 
     def _model_without(self) -> Any:
@@ -324,17 +323,17 @@ class TextEncoder:
         from tokenizers import Tokenizer
 
         table = json_of(self._backend.to_str())
-        model, gone = table["model"], {text: START + text for text in self._spelled}
+        model, renamed = table["model"], {text: START + text for text in self._spelled}
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):
-            model["vocab"] = {gone.get(piece, piece): number for piece, number in vocabulary.items()}
+            model["vocab"] = {renamed.get(piece, piece): number for piece, number in vocabulary.items()}
         else:
-            model["vocab"] = [[gone.get(piece, piece), score] for piece, score in vocabulary]
+            model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in vocabulary]
         if "merges" in model:
             pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-            model["merges"] = [pair for pair in pairs if not {"".join(pair), *pair} & gone.keys()]
-        if model.get("unk_token") in gone:
-            model["unk_token"] = gone[model["unk_token"]]
+            model["merges"] = [pair for pair in pairs if not {"".join(pair), *pair} & renamed.keys()]
+        if model.get("unk_token") in renamed:
+            model["unk_token"] = renamed[model["unk_token"]]
         return Tokenizer.from_str(json.dumps(table | {"added_tokens": [], "post_processor": None})).model
 
 
@@ -370,20 +369,20 @@ def _either(texts: Collection[str]) -> str:
 
 
 def _branches(node: Mapping[str, Any]) -> str:
-    further = [re.escape(char) + _branches(below) for char, below in sorted(node.items()) if char]
-    if not further:
+    branches = [re.escape(char) + _branches(child) for char, child in sorted(node.items()) if char]
+    if not branches:
         return ""
-    either = further[0] if len(further) == 1 else f"(?:{'|'.join(further)})"
+    either = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
     return f"(?:{either})?" if "" in node else either
 
 
 def _hide_at(text: str, positions: Collection[int]) -> str:
-    parts, at = list[str](), 0
+    parts, done = list[str](), 0
     for position in sorted(positions):
         number = ord(text[position])
-        parts += [text[at:position], MARK, chr(0xE000 + (number >> 12)), chr(0xE200 + (number & 0xFFF))]
-        at = position + 1
-    return "".join((*parts, text[at:])) if parts else text
+        parts += [text[done:position], MARK, chr(0xE000 + (number >> 12)), chr(0xE200 + (number & 0xFFF))]
+        done = position + 1
+    return "".join((*parts, text[done:])) if parts else text
 
 
 def _is_markup(text: str) -> bool:

@@ -218,10 +218,8 @@ def read_templates(named: str, env_id: str) -> PromptTemplates:
     if named == OWN_TEMPLATES:
         first, later = _OWN[kind]
         return PromptTemplates(kind=kind, first=first, later=later)
-    named_path = user_path(named)
-    paths = (
-        [named_path] if named_path.suffix == ".py" else [named_path / FOLDER / f"{kind}.py", named_path / f"{kind}.py"]
-    )
+    place = user_path(named)
+    paths = [place] if place.suffix == ".py" else [place / FOLDER / f"{kind}.py", place / f"{kind}.py"]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise AgentError(
@@ -247,11 +245,10 @@ def _constants(tree: ast.Module) -> dict[str, str]:
     """The strings that a module's top level assigns to names, by name."""
     constants = dict[str, str]()
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        value = getattr(node, "value", None)
-        if targets and value is not None and (text := _string(value)) is not None:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if (text := _string(node.value)) is not None:
             constants |= {target.id: text for target in targets if isinstance(target, ast.Name)}
     return constants
 

@@ -28,7 +28,8 @@ ROUNDING = {"float32": 1e-4, "float16": 4e-3}
 """The least that counts as rounding, by the server's precision: its kernels sum in another order than ours."""
 HALF = 2e-2
 """The least that counts as rounding in bfloat16, and where the server's precision is not known."""
-Numbers = list[NDArray[np.float32]]
+Logprobs = list[NDArray[np.float32]]
+"""Log-probabilities of rows of ids, float32 [R] each."""
 
 
 class CanaryError(ServerError):
@@ -55,9 +56,9 @@ class Canary:
     """Mean difference that counted as rounding in the last check."""
     difference: float = field(default=0.0, init=False)
     """Largest mean difference of a server in the last check."""
-    _mine: Numbers = field(default_factory=list, init=False)
-    _rounded: Numbers = field(default_factory=list, init=False)
-    _theirs: dict[str, Numbers] = field(default_factory=dict, init=False)
+    _mine: Logprobs = field(default_factory=list, init=False)
+    _rounded: Logprobs = field(default_factory=list, init=False)
+    _theirs: dict[str, Logprobs] = field(default_factory=dict, init=False)
 
     def check(self) -> None:
         """Asks every server. Raises CanaryError, which names the server, the version, and both numbers."""
@@ -106,12 +107,12 @@ class Canary:
         # one of few ids may be rounded by more than the mean of many
         self._compare(url, [part.logprobs], mine, f"drawn (temperature {TEMPERATURE})", 4 * self.tolerance)
 
-    def _compare(self, url: str, theirs: Numbers, mine: Numbers, role: str, limit: float) -> None:
-        off = _difference(theirs, mine)
-        self.difference = max(self.difference, off)
-        if not off <= limit:
+    def _compare(self, url: str, theirs: Logprobs, mine: Logprobs, role: str, limit: float) -> None:
+        gap = _difference(theirs, mine)
+        self.difference = max(self.difference, gap)
+        if not gap <= limit:
             raise CanaryError(
-                f"{url} gives {sum(map(len, mine))} {role} ids log-probabilities that differ by {off:.3g} on average "
+                f"{url} gives {sum(map(len, mine))} {role} ids log-probabilities that differ by {gap:.3g} on average "
                 f"from those of {self._meant}; rounding makes at most {limit:.3g}. It has other weights (old ones, "
                 "another adapter, another model), or computes in another way (quantized, scaled)"
             )
@@ -133,23 +134,23 @@ class Canary:
     @property
     def _rows(self) -> list[NDArray[np.int32]]:
         long = min(LONG, self.fleet.max_prompt - DRAWN - 1)
-        random, size = np.random.default_rng(0), self.vocabulary
-        spread = random.integers(0, size, max(long, 2)).astype(np.int32)
+        rng, size = np.random.default_rng(0), self.vocabulary
+        ids = rng.integers(0, size, max(long, 2)).astype(np.int32)
         # every fourth id is one of the last hundred
-        spread[::4] = random.integers(max(size - 100, 0), size, len(spread[::4]))
-        return [spread[: min(SHORT, len(spread))], spread]
+        ids[::4] = rng.integers(max(size - 100, 0), size, len(ids[::4]))
+        return [ids[: min(SHORT, len(ids))], ids]
 
     @property
     def _places(self) -> list[NDArray[np.int64]]:
         return [np.arange(1, len(row)) for row in self._rows]
 
 
-def _difference(mine: Numbers, theirs: Numbers) -> float:
+def _difference(left: Logprobs, right: Logprobs) -> float:
     """Mean absolute difference; NaN where one of the numbers is NaN."""
-    off = np.concatenate(mine).astype(np.float64) - np.concatenate(theirs).astype(np.float64)
-    return float(np.abs(off).mean()) if len(off) else math.inf
+    gaps = np.concatenate(left).astype(np.float64) - np.concatenate(right).astype(np.float64)
+    return float(np.abs(gaps).mean()) if len(gaps) else math.inf
 
 
-def _changed(mine: Numbers, theirs: Numbers) -> float:
+def _changed(left: Logprobs, right: Logprobs) -> float:
     """Share of numbers that are not the same to the bit."""
-    return float((np.concatenate(mine) != np.concatenate(theirs)).mean())
+    return float((np.concatenate(left) != np.concatenate(right)).mean())

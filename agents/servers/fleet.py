@@ -76,18 +76,18 @@ def check_servers(servers: Sequence[ServerInfo]) -> None:
     for server in servers:
         dialect = server.dialect
         version = excerpt(server.version, 80)
-        numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-        if not dialect.supported[0] <= numbers < dialect.supported[1]:
-            oldest, before = (".".join(map(str, numbers)) for numbers in dialect.supported)
+        release = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+        if not dialect.supported[0] <= release < dialect.supported[1]:
+            oldest, before = (".".join(map(str, bound)) for bound in dialect.supported)
             raise ServerError(
                 f"{server.url} is {dialect.name} {version}; supported are {oldest} up to, but not, {before} "
                 f"(tried: {dialect.tried.partition('==')[2]}): pip install '{dialect.tried}'"
             )
     names = {"dialect": "kind", "version": "release", "kind": "architecture", "max_prompt": "longest prompt"}
-    for name, setting in names.items():
+    for name, what in names.items():
         if len({getattr(server, name) for server in servers}) > 1:
             rows = ", ".join(f"{server.url} {excerpt(getattr(server, name), 80)}" for server in servers)
-            raise ServerError(f"the servers differ in {setting}: {rows}")
+            raise ServerError(f"the servers differ in {what}: {rows}")
 
 
 PolicySpan = tuple[int, int, int]
@@ -115,12 +115,12 @@ class WeightVersions:
     def current(self) -> str | None:
         """Name of the weights that all servers have; None before the first."""
         # copied into a list, since another thread may be announcing new weights
-        return next((name for name, (order, _) in list(self._known.items()) if order == self.place), None)
+        return next((name for name, (place, _) in list(self._known.items()) if place == self.place), None)
 
     @property
     def version(self) -> int:
         """Policy version of those weights."""
-        return next((version for order, version in list(self._known.values()) if order == self.place), 0)
+        return next((version for place, version in list(self._known.values()) if place == self.place), 0)
 
     def new_name(self, version: int) -> str:
         """A name that no server has yet: not `default`, not another run's, not that of a failed attempt."""
@@ -134,7 +134,7 @@ class WeightVersions:
 
     def announce(self, name: str, version: int) -> None:
         """Record that the servers are receiving the weights `name`: answers may come from these or the former ones."""
-        self._known[name] = (1 + max((order for order, _ in self._known.values()), default=0), version)
+        self._known[name] = (1 + max((place for place, _ in self._known.values()), default=0), version)
 
     def settle(self, name: str) -> None:
         """Record that all servers have the announced weights `name`: requests from now on must be answered by them."""
@@ -144,8 +144,8 @@ class WeightVersions:
         """The spans with policy versions. Raises WrongWeights for a name that is unknown, or older than `floor`."""
         policy_spans: list[PolicySpan] = []
         for name, start, end in spans:
-            order, version = self._known.get(name, (-1, 0))
-            if order < floor:
+            place, version = self._known.get(name, (-1, 0))
+            if place < floor:
                 raise WrongWeights(
                     f"{where}: sampled with weights {name!r}; the server was last given {self.current!r}. It was "
                     "restarted, or another client changed its weights"
@@ -248,8 +248,8 @@ class Fleet:
 
     def call_one(self, url: str, *calls: Call, limit: int = SMALL_ANSWER) -> Any:
         """Answer of the server at `url` to the last of `calls`, each asked once and in order."""
-        admin = next(connection for connection in self._admin if connection.url == url)
-        return self.loop.run(self._calls(admin, calls, limit))
+        connection = next(connection for connection in self._admin if connection.url == url)
+        return self.loop.run(self._calls(connection, calls, limit))
 
     async def _calls(self, connection: Connection, calls: Sequence[Call], limit: int = SMALL_ANSWER) -> Any:
         answer = None
@@ -378,16 +378,16 @@ class Fleet:
                 self._repairs[url] += 1
         return True
 
-    async def _discover(self, wait: float, servers: Sequence[ServerInfo]) -> list[ServerInfo]:
+    async def _discover(self, wait: float, known: Sequence[ServerInfo]) -> list[ServerInfo]:
         fronts = [Connection(url=url, settings=self.settings) for url in dict.fromkeys(self.urls)]
         behind: list[Connection] = []
         for front in fronts:
             self._endpoints.append(Endpoint(front, asyncio.Semaphore(self.settings.parallel)))
-            if not servers:
+            if not known:
                 urls = await self._servers_behind(front, wait)
-                named = {urlsplit(url).hostname for url in self.urls}
+                own_hosts = {urlsplit(url).hostname for url in self.urls}
                 hosts = [(url, urlsplit(url).hostname) for url in urls]
-                strangers = [url for url, host in hosts if host not in named and not is_here(host or "")]
+                strangers = [url for url, host in hosts if host not in own_hosts and not is_here(host or "")]
                 if strangers and key_of(KEY):
                     raise ServerError(
                         f"the router {front.url} lists {redacted(strangers[0])}, on a host that was not named: it "
@@ -395,8 +395,8 @@ class Fleet:
                         "key"
                     )
                 behind += [Connection(url=url, settings=self.settings) for url in urls] or [front]
-        self._admin = behind + [Connection(url=server.url, settings=self.settings) for server in servers]
-        return list(servers) or [await read_info(connection, wait) for connection in behind]
+        self._admin = behind + [Connection(url=server.url, settings=self.settings) for server in known]
+        return list(known) or [await read_info(connection, wait) for connection in behind]
 
     async def _servers_behind(self, front: Connection, wait: float) -> list[str]:
         """Urls of the servers behind a router; none if `front` is a server."""
@@ -424,9 +424,8 @@ class Fleet:
 
     async def _close(self) -> None:
         # without a router a connection is in both lists
-        for connection in {
-            id(opened): opened for opened in (*self._admin, *(w.connection for w in self._endpoints))
-        }.values():
+        opened = (*self._admin, *(endpoint.connection for endpoint in self._endpoints))
+        for connection in {id(connection): connection for connection in opened}.values():
             await connection.close()
 
 

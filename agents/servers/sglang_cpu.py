@@ -87,23 +87,23 @@ def murmur_hash32(seed: Any, positions: Any, columns: Any) -> Any:
     """
     import torch
 
-    low = 0xFFFFFFFF
+    mask = 0xFFFFFFFF
 
     def rotate(value: Any, by: int) -> Any:
-        return ((value << by) | (value >> (32 - by))) & low
+        return ((value << by) | (value >> (32 - by))) & mask
 
     def times(value: Any, factor: int) -> Any:
         # by halves: a product of two numbers of 32 bits would leave int64
-        return (((value >> 16) * factor & 0xFFFF) << 16) + (value & 0xFFFF) * factor & low
+        return (((value >> 16) * factor & 0xFFFF) << 16) + (value & 0xFFFF) * factor & mask
 
     def mix(state: Any, block: Any) -> Any:
         block = times(rotate(times(block, 0xCC9E2D51), 15), 0x1B873593)
-        return (times(rotate(state ^ block, 13), 5) + 0xE6546B64) & low
+        return (times(rotate(state ^ block, 13), 5) + 0xE6546B64) & mask
 
     seed = seed.view(torch.int64) if seed.dtype == torch.uint64 else seed.to(torch.int64)
-    state = mix(torch.zeros_like(seed), seed & low)
-    state = mix(mix(state, (seed >> 32) & low), positions.to(torch.int64) & low)
-    state = mix(state[:, None], columns.to(torch.int64)[None, :] & low) ^ 16
+    state = mix(torch.zeros_like(seed), seed & mask)
+    state = mix(mix(state, (seed >> 32) & mask), positions.to(torch.int64) & mask)
+    state = mix(state[:, None], columns.to(torch.int64)[None, :] & mask) ^ 16
     state = times(state ^ (state >> 16), 0x85EBCA6B)
     state = times(state ^ (state >> 13), 0xC2B2AE35)
     return state ^ (state >> 16)

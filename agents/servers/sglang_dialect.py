@@ -57,7 +57,7 @@ class SglangDialect:
     block: ClassVar[int] = 16  # a request names its ids once for all of its positions
 
     async def read_info(self, connection: Connection, patience: float) -> ServerInfo:
-        about = await connection.get_until("/server_info", patience)
+        info = await connection.get_until("/server_info", patience)
         model = await connection.get_until("/model_info", patience)
         where = f"{connection.url} on connecting"
         with fields_of_other_types(where):
@@ -65,29 +65,29 @@ class SglangDialect:
                 raise ServerError(f"{connection.url} is not an SGLang server: /model_info says {excerpt(model, 200)}")
             if not model.get("is_generation", True):
                 raise ServerError(f"{connection.url} serves {model.get('model_path')!r}, which does not generate")
-            if about.get("skip_tokenizer_init"):
+            if info.get("skip_tokenizer_init"):
                 raise ServerError(
                     f"{connection.url} runs with --skip-tokenizer-init: it cannot stop at texts; leave that out"
                 )
-            if about.get("max_req_input_len") is None:
+            if info.get("max_req_input_len") is None:
                 raise ServerError(
-                    f"{connection.url} does not say max_req_input_len; SGLang {excerpt(about['version'], 80)} is not "
+                    f"{connection.url} does not say max_req_input_len; SGLang {excerpt(info['version'], 80)} is not "
                     "supported"
                 )
-            limit = count_in(about, "max_req_input_len", where)
+            limit = count_in(info, "max_req_input_len", where)
             return ServerInfo(
                 url=connection.url,
                 dialect=self,
-                version=str(about["version"]),
-                model=str(model.get("model_path", about.get("model_path", ""))),
+                version=str(info["version"]),
+                model=str(model.get("model_path", info.get("model_path", ""))),
                 kind=architecture(model),
                 weights=str(model.get("weight_version")),
                 max_prompt=limit,
                 max_length=limit + HEADROOM,
-                seeded=bool(about.get("enable_deterministic_inference")),
-                ranks=count_in(about, "tp_size", where, 1) * count_in(about, "pp_size", where, 1),
-                replicas=count_in(about, "dp_size", where, 1),
-                dtype=str(about.get("dtype", "auto")),
+                seeded=bool(info.get("enable_deterministic_inference")),
+                ranks=count_in(info, "tp_size", where, 1) * count_in(info, "pp_size", where, 1),
+                replicas=count_in(info, "dp_size", where, 1),
+                dtype=str(info.get("dtype", "auto")),
             )
 
     def generate_body(self, ask: DrawRequest, rid: str, model: str | None) -> dict[str, Any]:
@@ -109,13 +109,13 @@ class SglangDialect:
         with fields_of_other_types(ask.where):
             meta = _meta(answer, ask.where)
             ids = np.asarray(answer.get("output_ids") or [], np.int32)
-            logprobs, named = _pairs(meta.get("output_token_logprobs") or [])
+            logprobs, scored = _pairs(meta.get("output_token_logprobs") or [])
             reason = meta.get("finish_reason")
             if not isinstance(reason, Mapping):
                 raise BadAnswer(f"{ask.where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
+            entries = meta.get("weight_versions") or []
             spans: list[VersionSpan] = [
-                (str(span["version"]), int(span["start"]), int(span["end"]))
-                for span in meta.get("weight_versions") or []
+                (str(entry["version"]), int(entry["start"]), int(entry["end"])) for entry in entries
             ]
             status = reason.get("status_code")
             part = GeneratedPart(
@@ -127,7 +127,7 @@ class SglangDialect:
                 reason=str(reason.get("message") or ""),
                 status=None if status is None else int(status),
             )
-        return check_part(part, named, ask)
+        return check_part(part, scored, ask)
 
     def score_body(self, ask: Score, rid: str, model: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -149,15 +149,15 @@ class SglangDialect:
     def read_scores(self, answer: Any, ask: Score) -> tuple[NDArray[np.float32], str]:
         with fields_of_other_types(ask.where):
             meta = _scored(answer, ask)
-            logprobs, named = _pairs(meta.get("input_token_logprobs") or [])
+            logprobs, scored = _pairs(meta.get("input_token_logprobs") or [])
         wanted = ask.ids[ask.start :]
-        if len(named) != len(wanted):
-            raise BadAnswer(f"{ask.where}: {len(named)} log-probabilities came for {len(wanted)} ids")
+        if len(scored) != len(wanted):
+            raise BadAnswer(f"{ask.where}: {len(scored)} log-probabilities came for {len(wanted)} ids")
         # the last id of the vocabulary is reported as id 0, with the right log-probability
-        wrong = (named != wanted) & ((named != 0) | (wanted != ask.vocabulary - 1))
+        wrong = (scored != wanted) & ((scored != 0) | (wanted != ask.vocabulary - 1))
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
-            raise BadAnswer(f"{ask.where}: row {first} is of id {named[first]}; {wanted[first]} was asked for")
+            raise BadAnswer(f"{ask.where}: row {first} is of id {scored[first]}; {wanted[first]} was asked for")
         check_scores(logprobs[1:], ask.where)
         return logprobs, str(meta.get("weight_version"))
 
@@ -167,8 +167,8 @@ class SglangDialect:
     def read_chosen(self, answer: Any, ask: Score) -> NDArray[np.float32]:
         assert ask.chosen is not None
         union = np.unique(ask.chosen)
-        named, logp = _rows(answer, "input_token_ids_logprobs", ask, len(union))
-        if not np.array_equal(named, np.broadcast_to(union, named.shape)):
+        scored, logp = _rows(answer, "input_token_ids_logprobs", ask, len(union))
+        if not np.array_equal(scored, np.broadcast_to(union, scored.shape)):
             raise BadAnswer(f"{ask.where}: the server answered other ids than it was asked for")
         chosen: NDArray[np.float32] = np.take_along_axis(logp, np.searchsorted(union, ask.chosen), axis=1)
         return chosen
@@ -251,7 +251,7 @@ class TorchGroup:
     @staticmethod
     def bucket(weights: Sequence[tuple[str, Any]], name: str, version: str | None) -> Call:
         body = {
-            "names": [name for name, _ in weights],
+            "names": [key for key, _ in weights],
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in weights],
             "shapes": [list(tensor.shape) for _, tensor in weights],
             "group_name": name,

@@ -82,7 +82,7 @@ class VllmDialect:
             except ServerError as error:
                 return error
 
-        async def tried(ids: list[int], **params: Any) -> Any:
+        async def generate(ids: list[int], **params: Any) -> Any:
             reply = await ask("POST", self.generate_path, {"token_ids": ids, "sampling_params": params})
             if isinstance(reply, NotThere):
                 raise ServerError(f"{connection.url} has no {self.generate_path}: start vLLM with --enable-scale-out")
@@ -90,27 +90,27 @@ class VllmDialect:
 
         where = f"{connection.url} on connecting"
         # log-probabilities of ids at the highest temperature, where those of temperature 1 would be quite others
-        drawn = await tried([0], max_tokens=16, temperature=2.0, seed=0, logprobs=0, ignore_eos=True)
+        drawn = await generate([0], max_tokens=16, temperature=2.0, seed=0, logprobs=0, ignore_eos=True)
         with fields_of_other_types(where):
             ids, hot, _ = _response(drawn)
-            row = [0, *ids.tolist()]
-            scored = await tried(row, max_tokens=1, prompt_logprobs=0)
-            cold = [table[item] for item, table in zip(row[1:], _tables(scored), strict=True)]
+            prompt = [0, *ids.tolist()]
+            scored = await generate(prompt, max_tokens=1, prompt_logprobs=0)
+            cold = [table[token] for token, table in zip(prompt[1:], _tables(scored), strict=True)]
             check_scores(np.array([hot, cold], np.float32), where)
             processed = bool(np.abs(np.subtract(hot, cold)).max() > 0.3)
         dialect = VllmDialect(
             processed=processed,
-            full=isinstance(await tried([0, 0], max_tokens=1, prompt_logprobs=-1), Mapping),
-            rows=isinstance(await tried([0, 0], max_tokens=1, prompt_logprob_token_ids=[[0]]), Mapping),
+            full=isinstance(await generate([0, 0], max_tokens=1, prompt_logprobs=-1), Mapping),
+            rows=isinstance(await generate([0, 0], max_tokens=1, prompt_logprob_token_ids=[[0]]), Mapping),
         )
         version, models = await ask("GET", "/version"), await ask("GET", "/v1/models")
-        about, weights = await ask("GET", "/server_info?config_format=json"), await ask("GET", self.weights_path)
-        loads = await ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+        info, weights = await ask("GET", "/server_info?config_format=json"), await ask("GET", self.weights_path)
+        lora = await ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
         with fields_of_other_types(where):
-            served = next((item for item in models["data"] if item.get("parent") is None), None)
+            served = next((model for model in models["data"] if model.get("parent") is None), None)
             if served is None:
                 raise BadAnswer(f"{where}: /v1/models lists no model of the server's own: {excerpt(models, 200)}")
-            config = about["vllm_config"] if isinstance(about, Mapping) else {}
+            config = info["vllm_config"] if isinstance(info, Mapping) else {}
             parallel = config.get("parallel_config", {})
             return ServerInfo(
                 url=connection.url,
@@ -125,16 +125,17 @@ class VllmDialect:
                 replicas=count_in(parallel, "data_parallel_size", where, 1),
                 dtype=str(config.get("model_config", {}).get("dtype", "auto")).removeprefix("torch."),
                 missing="" if isinstance(weights, Mapping) else "VLLM_SERVER_DEV_MODE=1",
-                adapters=not isinstance(loads, NotThere),
+                adapters=not isinstance(lora, NotThere),
             )
 
     def generate_body(self, ask: DrawRequest, rid: str, model: str | None) -> dict[str, Any]:
         temperature, raw = ask.sampling.temperature, self._raw(ask)
         if raw and not self.full:
-            of = f"{ask.shared} of {ask.vocabulary} ids" if ask.bias else f"temperature {temperature:g}"
+            drawn_at = f"{ask.shared} of {ask.vocabulary} ids" if ask.bias else f"temperature {temperature:g}"
             raise ServerError(
-                f"{ask.where}: this vLLM gives responses of {of} the log-probabilities of temperature 1 and all ids: "
-                "start it with --logprobs-mode processed_logprobs (or with --max-logprobs -1, and they are computed)"
+                f"{ask.where}: this vLLM gives responses of {drawn_at} the log-probabilities of temperature 1 and all "
+                "ids: start it with --logprobs-mode processed_logprobs (or with --max-logprobs -1, and they are "
+                "computed)"
             )
         params: dict[str, Any] = {
             "max_tokens": ask.count,
@@ -154,23 +155,23 @@ class VllmDialect:
 
     def read_generation(self, answer: Any, ask: DrawRequest) -> GeneratedPart:
         with fields_of_other_types(ask.where):
-            named, logprobs, content = _response(answer)
+            scored, logprobs, content = _response(answer)
             if self._raw(ask):
                 for index, entry in enumerate(content):
-                    every = ((int(top["token_id"]), _logprob(top)) for top in entry["top_logprobs"])
+                    pairs = ((int(top["token_id"]), _logprob(top)) for top in entry["top_logprobs"])
                     # they are listed as before the bias
-                    table = {number: logp for number, logp in every if number < ask.shared}
+                    table = {token: logp for token, logp in pairs if token < ask.shared}
                     # at temperature 0 they are those of 1
                     _, logp = _tempered(table, ask.shared, ask.sampling.temperature or 1.0)
-                    logprobs[index] = logp[list(table).index(int(named[index]))]
+                    logprobs[index] = logp[list(table).index(int(scored[index]))]
             choice = answer["choices"][0]
             part = GeneratedPart(
                 ids=np.asarray(choice.get("token_ids") or [], np.int32),
                 logprobs=logprobs,
                 finish=str(choice.get("finish_reason")),
-                spans=_spans(answer, len(named)),
+                spans=_spans(answer, len(scored)),
             )
-        return check_part(part, named, ask)
+        return check_part(part, scored, ask)
 
     def score_body(self, ask: Score, rid: str, model: str | None) -> dict[str, Any]:
         # detokenize: nobody reads the one id that must be drawn
@@ -189,33 +190,31 @@ class VllmDialect:
             if len(tables) != len(ask.ids) - 1:
                 raise BadAnswer(f"{ask.where}: {len(tables)} log-probabilities came for {len(ask.ids) - 1} ids")
             for position in range(ask.start + 1, len(ask.ids)):
-                named, logp = tables[position - 1]
-                where = np.flatnonzero(named == ask.ids[position])
-                if not len(where):
+                listed, logp = tables[position - 1]
+                matches = np.flatnonzero(listed == ask.ids[position])
+                if not len(matches):
                     raise BadAnswer(
                         f"{ask.where}: no log-probability of id {ask.ids[position]} came for position {position}"
                     )
-                logprobs[position - ask.start] = logp[where[0]]
+                logprobs[position - ask.start] = logp[matches[0]]
             weights = _spans(answer, 0)[0][0]
         check_scores(logprobs[1:], ask.where)
         return logprobs, weights
 
     def read_top(self, answer: Any, ask: Score) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        ids, logp = (
-            np.empty((len(ask.positions), ask.top), np.int32),
-            np.empty((len(ask.positions), ask.top), np.float32),
-        )
+        shape = (len(ask.positions), ask.top)
+        ids, logp = np.empty(shape, np.int32), np.empty(shape, np.float32)
         with fields_of_other_types(ask.where):
             tables = self._read(answer, ask)
             for line, position in enumerate(ask.positions):
-                named, table_logp = tables[int(position) - 1]
-                if len(named) < ask.top:
+                listed, table_logp = tables[int(position) - 1]
+                if len(listed) < ask.top:
                     raise BadAnswer(
-                        f"{ask.where}: {len(named)} of {ask.top} log-probabilities came for position {position}"
+                        f"{ask.where}: {len(listed)} of {ask.top} log-probabilities came for position {position}"
                     )
                 # the row's own id is there, too, whether it is among the most likely ones or not
                 best = np.argsort(-table_logp, kind="stable")[: ask.top]
-                ids[line], logp[line] = named[best], table_logp[best]
+                ids[line], logp[line] = listed[best], table_logp[best]
         return ids, check_scores(logp, ask.where)
 
     def read_chosen(self, answer: Any, ask: Score) -> NDArray[np.float32]:
@@ -225,9 +224,9 @@ class VllmDialect:
                 tables = self._read(answer, ask)
                 logp = np.empty(ask.chosen.shape, np.float32)
                 for line, position in enumerate(ask.positions):
-                    named, table_logp = tables[int(position) - 1]
-                    order = np.argsort(named)
-                    logp[line] = table_logp[order][np.searchsorted(named[order], ask.chosen[line])]
+                    listed, table_logp = tables[int(position) - 1]
+                    order = np.argsort(listed)
+                    logp[line] = table_logp[order][np.searchsorted(listed[order], ask.chosen[line])]
             else:
                 text = answer["prompt_token_id_logprobs"]
                 rows = array_of_bytes(base64.b64decode(text, validate=True))
@@ -240,9 +239,8 @@ class VllmDialect:
         if isinstance(ask, DrawRequest):
             per_id = ENTRY_BYTES * ask.vocabulary if self._raw(ask) else 0
             return SMALL_ANSWER + (TOKEN_BYTES + per_id) * ask.count
-        per_id = (
-            ask.vocabulary if self._dense(ask) else 1 + ask.top + (0 if ask.chosen is None else ask.chosen.shape[1])
-        )
+        chosen = 0 if ask.chosen is None else ask.chosen.shape[1]
+        per_id = ask.vocabulary if self._dense(ask) else 1 + ask.top + chosen
         return SMALL_ANSWER + ENTRY_BYTES * len(ask.ids) * per_id
 
     def abort_call(self, rid: str) -> Call:
@@ -284,12 +282,12 @@ class VllmDialect:
         """Whether the whole vocabulary is asked for: to normalize at another temperature, or to look ids up in it."""
         needed = ask.temperature != 1.0 or (ask.chosen is not None and not self.rows)
         if needed and not self.full:
-            lack = f"scores at temperature 1, not at {ask.temperature:g}"
+            problem = f"scores at temperature 1, not at {ask.temperature:g}"
             if ask.temperature == 1.0:
-                lack = "does not score chosen ids (it has not vLLM's model runner V2)"
+                problem = "does not score chosen ids (it has not vLLM's model runner V2)"
             raise ServerError(
-                f"{ask.where}: this vLLM {lack}: start it with --max-logprobs -1, which gives the whole vocabulary, or "
-                "load the teacher into this process with --teacher, without --teacher-server"
+                f"{ask.where}: this vLLM {problem}: start it with --max-logprobs -1, which gives the whole vocabulary, "
+                "or load the teacher into this process with --teacher, without --teacher-server"
             )
         return needed
 
@@ -331,7 +329,7 @@ class VllmGroup:
     @staticmethod
     def bucket(weights: Sequence[tuple[str, Any]], name: str, version: str | None) -> Call:
         info = {
-            "names": [name for name, _ in weights],
+            "names": [key for key, _ in weights],
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in weights],
             "shapes": [list(tensor.shape) for _, tensor in weights],
         }
@@ -349,9 +347,9 @@ class VllmGroup:
         import torch
 
         self._group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
-        sent: Any = torch.cuda.Event()
-        sent.record()
-        done: Callable[[], bool] = sent.query
+        event: Any = torch.cuda.Event()
+        event.record()
+        done: Callable[[], bool] = event.query
         return done
 
     def close(self) -> None:

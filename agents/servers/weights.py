@@ -187,12 +187,12 @@ def buckets(weights: Iterable[Named], limit: int) -> Iterator[list[Named]]:
     bucket: list[Named] = []
     size = 0
     for name, tensor in weights:
-        size_of = tensor.numel() * tensor.element_size()
-        if bucket and size + size_of > limit:
+        tensor_bytes = tensor.numel() * tensor.element_size()
+        if bucket and size + tensor_bytes > limit:
             yield bucket
             bucket, size = [], 0
         bucket.append((name, tensor))
-        size += size_of
+        size += tensor_bytes
     if bucket:
         yield bucket
 
@@ -279,9 +279,9 @@ class BroadcastSync:
             if answer.done():
                 answer.result()  # ends: it is done
             # polled below, since wait() would not notice a server that fails meanwhile
-            sent = [self._group.send(tensor) for _, tensor in bucket]
+            broadcasts = [self._group.send(tensor) for _, tensor in bucket]
             end = time.monotonic() + self.timeout
-            while not all(done() for done in sent):
+            while not all(done() for done in broadcasts):
                 # ends: it is asked where it is done
                 if (answer.done() and answer.exception() is not None) or time.monotonic() > end:
                     break
@@ -313,17 +313,14 @@ class BroadcastSync:
         world = 1 + sum(ranks)
         # all at the same time, since each call blocks until every member has joined; ends: each has a limit
         with ThreadPoolExecutor(1 + len(ranks)) as pool:
-            mine = pool.submit(self._kind, self.address, port, world, self._name, self.timeout)
-            theirs = [
-                pool.submit(
-                    self.fleet.call_one, server.url, self._kind.join(self.address, port, world, self._name, offset)
-                )
-                for server, offset in zip(self.fleet.servers, offsets, strict=True)
-            ]
+            group = pool.submit(self._kind, self.address, port, world, self._name, self.timeout)
+            joins = [self._kind.join(self.address, port, world, self._name, offset) for offset in offsets]
+            urls = [server.url for server in self.fleet.servers]
+            answers = [pool.submit(self.fleet.call_one, url, join) for url, join in zip(urls, joins, strict=True)]
             try:
-                for pending in theirs:
-                    pending.result(self.timeout)
-                self._group = mine.result(self.timeout)
+                for answer in answers:
+                    answer.result(self.timeout)
+                self._group = group.result(self.timeout)
             except (ServerError, TimeoutError) as error:
                 raise SyncError(f"the servers did not join the process group: {error}") from error
 
@@ -448,7 +445,7 @@ class SyncedPolicy:
             self._publish()
 
     def _publish(self) -> None:
-        names = self._now()
+        sent = self._now()
         if self._asleep:
             self.policy.fleet.call_all(self.policy.fleet.dialect.sleep_calls()[1])
             self._asleep = False
@@ -462,4 +459,4 @@ class SyncedPolicy:
                 print(f"note: {error}. It is started again with them", file=sys.stderr)
                 self.sink.start_again()
                 self.canary.check()
-        self._sent = names
+        self._sent = sent

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from turngym.retrieval.answer_cache import USUAL_ANSWER, Answers
-from turngym.retrieval.batching import Found
+from turngym.retrieval.batching import Hits
 from turngym.retrieval.core import Hit, Passage, RetrieverUnavailable
 from turngym.retrieval.http_format import RetrievalServerSettings
 from turngym.retrieval.server import RetrievalService
@@ -53,7 +53,7 @@ def test_only_white_space_is_normalized(echo: Any, make: Callable[..., Retrieval
 
 
 def test_what_is_remembered_is_bounded_in_bytes() -> None:
-    def hits(text: str) -> Found:
+    def hits(text: str) -> Hits:
         return (Hit(passage=Passage(id="1", title="t", text=text), score=1.0),)
 
     remembered = Answers(4)
