@@ -100,7 +100,9 @@ def _nodes(tree: ast.Module) -> Iterator[ast.AST]:
         if says or strict or isinstance(node, ast.Raise | ast.JoinedStr):
             continue
         yield node
-        stack += reversed(list(ast.iter_child_nodes(node)))
+        # annotations are not evaluated
+        inside = [*node.args.defaults, *node.body] if isinstance(node, ast.FunctionDef) else ast.iter_child_nodes(node)
+        stack += reversed(list(inside))
 
 
 def _changes(node: ast.AST) -> list[Change]:
