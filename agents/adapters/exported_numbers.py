@@ -62,10 +62,8 @@ def _numbers(scores: Scores) -> Iterator[Number]:
     yield Number(name="score", about="Graded score at the end.", value=scores.score, interval=scores.graded)
     yield Number(name="invalid", about="Share of turns whose action was invalid.", value=scores.invalid_rate)
     for category in scores.categories:
-        about = f"Success of the category {category.name}."
-        yield Number(
-            name=f"avg-{category.samples}.{category.name}", about=about, value=category.avg.mean, interval=category.avg
-        )
+        name, about = f"avg-{category.samples}.{category.name}", f"Success of the category {category.name}."
+        yield Number(name=name, about=about, value=category.avg.mean, interval=category.avg)
 
 
 def panel_of_result(result: PackedResult) -> OnPanel:

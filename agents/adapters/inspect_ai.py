@@ -131,9 +131,8 @@ async def _episode(state: TaskState, session: EpisodeSession, tools: list[ToolIn
 
 async def _keep(state: TaskState, session: EpisodeSession, sessions: PanelSessions) -> None:
     temperatures = [event.config.temperature for event in transcript().events if isinstance(event, ModelEvent)]
-    played = await run_sync(
-        sessions.keep, session, f"inspect {im.get_model()}", temperatures[-1] if temperatures else None
-    )
+    temperature = temperatures[-1] if temperatures else None
+    played = await run_sync(sessions.keep, session, f"inspect {im.get_model()}", temperature)
     row = {name: getattr(played, name) for name in ("success", "score", "turns", "invalid", "sample")}
     state.store.set("turngym", row | {"status": played.status.value, "sha256": played.task.sha256})
 

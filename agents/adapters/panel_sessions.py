@@ -91,9 +91,8 @@ class PanelSessions:
         spec = changed(spec, play=changed(spec.play, scoring=pool.scoring))
         path = None if trace is None else user_path(trace)
         assert isinstance(spec.play.tasks, OnPanel)
-        sessions = cls(
-            panel=panel, tasks=part_of(panel.tasks, spec.play.tasks.sampling), pool=pool, spec=spec, trace=path
-        )
+        tasks = part_of(panel.tasks, spec.play.tasks.sampling)
+        sessions = cls(panel=panel, tasks=tasks, pool=pool, spec=spec, trace=path)
         if path is not None and path.exists():
             elapsed, finished = 0.0, set()
             for episode in iter_episodes(path):

@@ -383,9 +383,8 @@ class EndpointClient:
         if not names or self.model in names:
             return "" if names else None
         names = [excerpt(name, NAME_SHOWN) for name in names]
-        return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." + did_you_mean(
-            self.model, names
-        )
+        hint = did_you_mean(self.model, names)
+        return f"The endpoint has: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}.{hint}"
 
 
 def _no_json(reply: HttpReply) -> str:

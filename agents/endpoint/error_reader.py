@@ -251,9 +251,9 @@ def _is_full(status: int, codes: list[str], param: str, words: str) -> bool:
     # a broken server may name a size, too
     if status not in (400, 422):
         return False
-    return bool(_SIZE.search(words)) or (
-        bool(_TOKENS.search(words)) and len({number for number in numbers if number >= _LEAST}) > 1
-    )
+    if _SIZE.search(words):
+        return True
+    return bool(_TOKENS.search(words)) and len({number for number in numbers if number >= _LEAST}) > 1
 
 
 def _number(text: str) -> float:

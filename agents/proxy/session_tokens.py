@@ -165,9 +165,8 @@ class ChatListRenderer:
             rendered = self.template.render([_user("x"), call, {"role": "tool", "content": "turngymresult"}])
         except RenderError:
             rendered = ""
-        self._shows_results = "turngymresult" in rendered or (
-            self._calling is not None and self._calling.role == "tool"
-        )
+        beside_calls = self._calling is not None and self._calling.role == "tool"
+        self._shows_results = beside_calls or "turngymresult" in rendered
 
     @property
     def dialect(self) -> CallDialect:

@@ -24,7 +24,6 @@ from turngym.agents.servers.server_connection import (
     ServerError,
     ServerInfo,
     SyncError,
-    VersionSpan,
     architecture,
     check_part,
     check_scores,
@@ -114,15 +113,13 @@ class SglangDialect:
             if not isinstance(reason, Mapping):
                 raise BadAnswer(f"{ask.where}: finish_reason is {reason!r}; it must be of type stop, length or abort")
             entries = meta.get("weight_versions") or []
-            spans: list[VersionSpan] = [
-                (str(entry["version"]), int(entry["start"]), int(entry["end"])) for entry in entries
-            ]
+            spans = tuple((str(entry["version"]), int(entry["start"]), int(entry["end"])) for entry in entries)
             status = reason.get("status_code")
             part = GeneratedPart(
                 ids=ids,
                 logprobs=logprobs,
                 finish=str(reason.get("type")),
-                spans=tuple(spans or [(str(meta.get("weight_version")), 0, len(ids))]),
+                spans=spans or ((str(meta.get("weight_version")), 0, len(ids)),),
                 cached=int(meta.get("cached_tokens") or 0),
                 reason=str(reason.get("message") or ""),
                 status=None if status is None else int(status),
