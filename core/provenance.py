@@ -71,8 +71,8 @@ def write_config(
         origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
         if found.asked is not None:
             about |= {ASKED: toml_table(found.asked, type(found.spec)), FOUND: opened}
-    tables = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
-    write_toml_text(path, to_toml(tables[0], origins) + f"\n{NOT_READ}" + to_toml(tables[1]))
+    settings, record = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
+    write_toml_text(path, to_toml(settings, origins) + f"\n{NOT_READ}" + to_toml(record))
 
 
 def git_commit(folder: Path) -> str | None:

@@ -77,8 +77,8 @@ def whole_toml(found: Resolved[Any], but: Sequence[str] = ()) -> str:
 
     def written(table: Mapping[str, Any]) -> dict[str, Any]:
         values = toml_table(table, type(found.spec))
-        for table_of, _, name in (path.rpartition(".") for path in but):
-            (at(values, table_of) or {}).pop(name, None)
+        for above, _, name in (path.rpartition(".") for path in but):
+            (at(values, above) or {}).pop(name, None)
         return values
 
     asked_text = "" if found.asked is None else f"\n{NOT_READ}" + to_toml({PROVENANCE: {ASKED: written(found.asked)}})
