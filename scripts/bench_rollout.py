@@ -222,28 +222,28 @@ class Tally:
         return self.engine.speed / self.kept.speed
 
 
-def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
+def duel(model: Any, vocab: int, config: RolloutBench, turns: int, batch: int) -> Tally:
+    """Lets engine and peer play `batch` episodes of `turns` turns side by side, with greedy decoding."""
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
-    together, rng = np.ones(batch, bool), np.random.default_rng(lengths.seed)
-    system = random_ids(rng, lengths.system, vocab)
+    together, rng = np.ones(batch, bool), np.random.default_rng(config.seed)
+    system = random_ids(rng, config.system, vocab)
     tally.kept.timed(partial(peer.begin, system), 0)
-    turns_asked = made_up_turns(rng, turns, [system] * batch, vocab, lengths.observation, lengths.response)
-    for number, turn in enumerate(turns_asked):
+    asked = made_up_turns(rng, turns, [system] * batch, vocab, config.observation, config.response)
+    for number, turn in enumerate(asked):
         tokens = sum(turn.limits)
-        drawn = [
-            response.ids for response in tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)
-        ]
-        turn.answers.extend(drawn)
+        generations = tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)
+        ours = [generation.ids for generation in generations]
+        turn.answers.extend(ours)
         theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), tokens)
         # the histories of rows that differ once differ from then on
         for row in np.flatnonzero(together).tolist():
             tally.responses += 1
-            together[row] = np.array_equal(drawn[row], theirs[row])
+            together[row] = np.array_equal(ours[row], theirs[row])
             tally.equal += together[row]
             if not together[row]:
-                tally.gap = max(tally.gap, _gap(model, turn.prompts[row], drawn[row], theirs[row]))
+                tally.gap = max(tally.gap, _gap(model, turn.prompts[row], ours[row], theirs[row]))
     return tally
 
 
@@ -283,13 +283,15 @@ def played_row(
     tokens, speed = sum(turn.response_length for turn in turns), len(turns) / seconds
     history = np.mean([episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns] or [0])
     envs = sum(episode.timings.get("env", 0.0) for episode in episodes) / (seconds * workers)
-    cells = {"played by": name, "history ids": f"{history:.0f}", "tokens/s": f"{tokens / seconds:.0f}"}
-    cells |= {
+    row = {
+        "played by": name,
+        "history ids": f"{history:.0f}",
+        "tokens/s": f"{tokens / seconds:.0f}",
         "turns/s": f"{speed:.0f}",
         "environment": f"{100 * envs:.0f} %",
         "ratio": f"{speed / (base or speed):.2f}x",
     }
-    return cells, speed
+    return row, speed
 
 
 def run_play(bench: PlayBench, threads: int) -> Table:
@@ -320,13 +322,14 @@ def run_play(bench: PlayBench, threads: int) -> Table:
         row, speed = played_row(name, seconds, played, base, max(count, 1))
         base, expected = base or speed, expected or played
         rows.append(row)
-        pairs = zip(played, expected, strict=True)
-        equal = sum(
-            [a.tolist() for a in first.segments] == [b.tolist() for b in second.segments] for first, second in pairs
-        )
+        equal = sum(_ids(ours) == _ids(theirs) for ours, theirs in zip(expected, played, strict=True))
         same = f"{equal} of {len(expected)} episodes have the ids of this process's"
         print(f"  {name}: {seconds:.2f} s; {same}", flush=True)
     return table_of(rows)
+
+
+def _ids(episode: Episode) -> list[list[int]]:
+    return [ids.tolist() for ids in episode.segments]
 
 
 def _opened(bench: PlayBench) -> OpenPlay:
@@ -361,8 +364,8 @@ class RolloutBench(Spec):
         if not self.models:
             yield from needing("--models", "system", "observation", "response", "seed")
         if not self.play.episodes:
-            named = (item.name for item in fields_of(PlayBench) if item.name != "episodes")
-            yield from needing("--episodes of 1 or more", *(f"play.{name}" for name in named))
+            others = (field.name for field in fields_of(PlayBench) if field.name != "episodes")
+            yield from needing("--episodes of 1 or more", *(f"play.{name}" for name in others))
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]

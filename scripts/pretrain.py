@@ -68,30 +68,30 @@ class AnyOptions(Spec):
             seed=seed,
         )
 
-    def measured(self, asked: AnyWorld, models: Mapping[str, Path], out: Path) -> str:
+    def measured(self, world: AnyWorld, models: Mapping[str, Path], out: Path) -> str:
         """A table of how often models, a random player and the expert succeed; the numbers are kept in `out`."""
-        kwargs = {**asked.make, "split": self.eval_split or self.split, "max_turns": self.max_turns}
-        base = probe(asked.env_id, kwargs)
+        kwargs = {**world.make, "split": self.eval_split or self.split, "max_turns": self.max_turns}
+        tasks = len(tasks_of(probe(world.env_id, kwargs)))
         agents = {name: f"model:{folder}" for name, folder in models.items()} | {"expert": self.expert}
-        scores_of = {name: self._played(asked, agent, kwargs, len(tasks_of(base))) for name, agent in agents.items()}
-        numbers = {name: scores.overall for name, scores in scores_of.items()}
-        table = {
+        scores_of = {name: self._played(world, agent, kwargs, tasks) for name, agent in agents.items()}
+        overall = {name: scores.overall for name, scores in scores_of.items()}
+        numbers = {
             name: {"avg": row.avg.mean, "low": row.avg.low, "high": row.avg.high, "episodes": row.episodes}
-            for name, row in numbers.items()
+            for name, row in overall.items()
         }
-        (out / SUCCESS_FILE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        (out / SUCCESS_FILE).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         text = table_text(columns(success_table(scores_of)))
         # rewards tell a group's attempts apart only where some win
-        if "student" in table and not table["student"]["avg"]:
+        if "student" in numbers and not numbers["student"]["avg"]:
             text += f"the student won nothing, and rewards compare: --student-steps above {self.student_steps}\n"
         return text
 
     def _played(self, world: AnyWorld, agent: str, kwargs: Mapping[str, Any], tasks: int) -> Scores:
-        many = min(tasks, self.eval_episodes)
-        samples = max(self.eval_episodes // many, 1)
-        settings: dict[str, Any] = {"tasks": many, "samples": samples, "seed": world.seed, "env_kwargs": kwargs}
+        played = min(tasks, self.eval_episodes)
+        samples = max(self.eval_episodes // played, 1)
+        settings: dict[str, Any] = {"tasks": played, "samples": samples, "seed": world.seed, "env_kwargs": kwargs}
         # where every task is played, drawing would only change their order
-        settings |= {"draw": many < tasks, "progress": False}
+        settings |= {"draw": played < tasks, "progress": False}
         settings |= {"threads": 1} if agent.startswith("model:") else {}
         return score(play_episodes(world.env_id, agent, **settings).episodes)
 
@@ -118,10 +118,8 @@ class Pretrain(Spec):
 
     def unread(self) -> Unread:
         if "/" not in self.world:
-            names = (item.name for item in fields_of(AnyOptions))
-            yield from needing(
-                "an environment by its id as --world (an embedded one has its own)", *(f"any.{name}" for name in names)
-            )
+            names = (f"any.{field.name}" for field in fields_of(AnyOptions))
+            yield from needing("an environment by its id as --world (an embedded one has its own)", *names)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -228,7 +226,7 @@ def _store(trained: Path, folder: Path, dtype: str) -> Path:
     return folder
 
 
-def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
+def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool) -> Path:
     """The folder that a recipe starts from, with the world's tokenizer and chat settings."""
     if not recipe.start:
         return write_untrained(world, recipe, out / "untrained")

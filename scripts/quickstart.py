@@ -115,9 +115,8 @@ class QuickstartPlan:
             self._evaluation(name, model, self.out / "eval" / name)
             for name, model in (("teacher", self.teacher), ("student", self.student))
         ]
-        played += [
-            self._evaluation(f"{job.name} after", job.model, job.folder / "eval", needs=(job,)) for job in trained
-        ]
+        for job in trained:
+            played.append(self._evaluation(f"{job.name} after", job.model, job.folder / "eval", needs=(job,)))
         return [*trained, *played]
 
     def _training(self, method: str) -> RunJob:
