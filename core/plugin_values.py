@@ -183,13 +183,13 @@ def failure_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {said_by(error)} ({frame.filename}, line {frame.lineno})"
 
 
-def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:
-    """`found`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else."""
-    if not isinstance(found, list | tuple):
-        raise error(f"{whose} answered {brief(found, 80)}; it must be a list of {kind.__name__}")
-    if len(found) != wanted:
-        raise error(f"{whose} answered {len(found)} of {wanted} questions; it must answer every one")
-    for answer in found:
+def answers(whose: str, answered: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:
+    """`answered`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else."""
+    if not isinstance(answered, list | tuple):
+        raise error(f"{whose} answered {brief(answered, 80)}; it must be a list of {kind.__name__}")
+    if len(answered) != wanted:
+        raise error(f"{whose} answered {len(answered)} of {wanted} questions; it must answer every one")
+    for answer in answered:
         if not isinstance(answer, kind):
             raise error(f"{whose} answered {brief(answer, 80)}; it must be {kind.__name__}")
-    return list(found)
+    return list(answered)

@@ -66,13 +66,13 @@ PROVENANCE, ASKED, FOUND = "provenance", "asked", "found"
 the paths of what opening has found out."""
 
 
-def asked_in(found: Resolved[T], given: Sequence[Layer]) -> Resolved[T]:
-    """`found`, with what the layers `given` have given it."""
-    names, values, asked = {layer.name for layer in given}, flat(to_table(found.spec)), dict[str, Any]()
+def asked_in(resolved: Resolved[T], given: Sequence[Layer]) -> Resolved[T]:
+    """`resolved`, with what the layers `given` have given it."""
+    names, values, asked = {layer.name for layer in given}, flat(to_table(resolved.spec)), dict[str, Any]()
     for path, value in flat(merged([layer.table for layer in given])).items():
-        if path in values and found.origins.get(path) in names:
+        if path in values and resolved.origins.get(path) in names:
             put(asked, path, value)
-    return replace(found, asked=asked)
+    return replace(resolved, asked=asked)
 
 
 def read_back(

@@ -9,8 +9,8 @@ Clients take http://127.0.0.1:8080/v1 as their base URL and name their conversat
 with a session are trained on unless X-Turn-Type says side. Every finished turn is written to OUT/records.jsonl, every
 judged session to OUT/sessions.jsonl (read it with `turngym trace`). The judge `words`, unless --judge names another,
 looks for words of failure or thanks in the next message and needs no model; a judge model or endpoint sees far more.
-SIGTERM
-or Ctrl-C answers what was accepted, saves and ends; the same command goes on from there. A second one ends at once.
+SIGTERM or Ctrl-C answers what was accepted, saves and ends; the same command goes on from there. A second one ends at
+once.
 """
 
 from __future__ import annotations
