@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
@@ -220,8 +221,6 @@ class StepFigures:
 
 def measure(bench: GpuBench) -> StepFigures:
     """Plays, scores and updates; the log-probabilities of two episodes are compared."""
-    import torch
-
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.models import set_torch_variables
     from turngym.trainers.model_shapes import random_model
@@ -265,8 +264,6 @@ def measure(bench: GpuBench) -> StepFigures:
 
 def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, float, float]:
     """Calls `work`; returns its result, its seconds and its peak of memory."""
-    import torch
-
     if not bench.on_cpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -280,8 +277,6 @@ def clock(cuda: bool) -> float:
     """Reads a clock in seconds: wall time after all work on the GPU has finished, or CPU time of this process."""
     if not cuda:
         return time.process_time()
-    import torch
-
     # the calls that start kernels return before the kernels have finished
     torch.cuda.synchronize()
     return time.perf_counter()
@@ -289,8 +284,6 @@ def clock(cuda: bool) -> float:
 
 def matmul_rate(device: str) -> float:
     """Operations per second of the fastest of eight square matrix products: bfloat16 on a GPU, float32 on a CPU."""
-    import torch
-
     on_cpu = device == "cpu"
     size = 1024 if on_cpu else 8192
     left = torch.randn(size, size, device=device, dtype=torch.float32 if on_cpu else torch.bfloat16)
@@ -389,8 +382,6 @@ def table_rows(measured: StepFigures, plan: CostEstimate | None, chip: Chip) -> 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym bench gpu`; the exit status is 1 where a check fails."""
     bench = read_options(GpuBench, argv, prog="turngym bench gpu", about=__doc__)
-    import torch
-
     if not bench.on_cpu and not torch.cuda.is_available():
         raise TurngymError(f"--device {bench.device}: torch sees no GPU here; valid: cpu")
     torch.set_num_threads(bench.threads)

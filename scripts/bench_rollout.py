@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from turngym.agents.evaluation.open_play import OpenPlay, open_play
 from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS
+from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.resolve_play import resolve_play
 from turngym.agents.worlds.built_in import HOUSEHOLD
@@ -65,8 +68,6 @@ MODELS: dict[str, tuple[ModelShape, tuple[int, ...], tuple[int, ...]]] = {
 
 def left_padded(rows: Sequence[Ids]) -> tuple[Any, Any]:
     """Ids and mask int64 [B, W]."""
-    import torch
-
     width = max(map(len, rows))
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -85,7 +86,6 @@ def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any 
         limits: new ids that are wanted of each row.
         cache: keys and values of the first columns, which are not computed again; None: all columns are.
     """
-    import torch
     from transformers import StoppingCriteriaList
 
     lengths, width = torch.tensor(limits, device=ids.device), ids.shape[1]
@@ -121,7 +121,6 @@ class KeptCache:
     """
 
     def __init__(self, model: Any, rows: int) -> None:
-        import torch
         from transformers import DynamicCache
 
         self._model, self._rows = model, rows
@@ -131,7 +130,6 @@ class KeptCache:
 
     def begin(self, system: Ids) -> None:
         """Feeds the ids that every row begins with once and repeats their keys and values."""
-        import torch
         from transformers import DynamicCache
 
         ids, once = torch.from_numpy(system.astype(np.int64))[None].to(self._model.device), DynamicCache()
@@ -146,8 +144,6 @@ class KeptCache:
 
     def answer(self, new: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
         """Answers each row after its `new` ids."""
-        import torch
-
         ids, mask = (part.to(self._model.device) for part in left_padded(new))
         ids, mask = torch.cat((self._ids, ids), 1), torch.cat((self._mask, mask), 1)
         width = ids.shape[1]
@@ -159,8 +155,6 @@ class KeptCache:
 
     def _pack(self) -> None:
         """Closes the holes, so that the ids of every row end at the last column."""
-        import torch
-
         # a stable sort puts the holes first and leaves the ids in their order
         order = self._mask.sort(dim=1, stable=True).indices
         fewest = int((self._mask == 0).sum(1).min())
@@ -248,8 +242,6 @@ def duel(model: Any, vocab: int, config: RolloutBench, turns: int, batch: int) -
 
 
 def _gap(model: Any, prompt: Ids, ours: Ids, theirs: Ids) -> float:
-    import torch
-
     first = int(np.flatnonzero(ours != theirs)[0])
     upto = np.concatenate((prompt, ours[:first]))
     with torch.inference_mode():
@@ -296,9 +288,6 @@ def played_row(
 
 def run_play(bench: PlayBench, threads: int) -> Table:
     """Measures this process, which is the reference, and each number of workers."""
-    from turngym.agents.executor.parallel import ParallelRollout
-    from turngym.agents.executor.processes import LocalWorkers
-
     env = _opened(bench).make_env()
     ids = list(env.unwrapped.task_ids()[: bench.episodes])
     env.close()
@@ -382,8 +371,6 @@ def cells(tally: Tally) -> list[str]:
 
 
 def measure(name: str, config: RolloutBench) -> list[Tally]:
-    import torch
-
     shape, turns, batches = MODELS[name]
     model = random_model(shape, dtype=torch.float32, seed=config.seed)
     tallies = []
@@ -395,8 +382,6 @@ def measure(name: str, config: RolloutBench) -> list[Tally]:
 
 def main(argv: Sequence[str]) -> int:
     config = read_options(RolloutBench, argv, prog="turngym bench rollout", about=__doc__)
-    import torch
-
     torch.set_num_threads(config.threads)
     for name in config.models:
         if name not in MODELS:

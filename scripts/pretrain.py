@@ -13,12 +13,14 @@ from msgspec import Meta
 
 from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.evaluation.scores import Scores, score, success_table
+from turngym.agents.models import load_model
 from turngym.agents.playing.env_maker import probe
+from turngym.agents.saved_model import save_model, save_tokenizer
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.files import locked_folder
+from turngym.core.files import locked_folder, new_folder, write_sums
 from turngym.core.numbers import Count, Million, Seed
 from turngym.core.plugins import need
 from turngym.core.setting import fields_of
@@ -213,10 +215,6 @@ def sft_settings(world: EmbeddedWorld, recipe: TinyRecipe) -> dict[str, Any]:
 
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
-    from turngym.agents.models import load_model
-    from turngym.agents.saved_model import save_model
-    from turngym.core.files import new_folder, write_sums
-
     with new_folder(folder) as partial:
         shutil.copytree(trained, partial, dirs_exist_ok=True)
         if dtype != "float32":
@@ -236,8 +234,6 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
         name, _, role = recipe.start.partition("/")
         source = load_world(name).checkpoint(role)
     need("torch", "turngym pretrain", "train")
-    from turngym.agents.models import load_model
-
     model: Any = load_model(source)
     # positions are rotary: a longer context needs no other weights
     model.config.max_position_embeddings = world.chat.max_context or 1024
@@ -264,9 +260,6 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
-    from turngym.agents.saved_model import save_model, save_tokenizer
-    from turngym.core.files import write_sums
-
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
     save_tokenizer(tokenizer, folder)

@@ -49,7 +49,8 @@ from turngym.scripts.report_tables import (
     variant_table,
 )
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, draw_summary
-from turngym.scripts.report_turns import episode_figures
+from turngym.scripts.report_turns import episode_figures, turn_figures
+from turngym.trainers.study.tables import caption, notes_of, tables_of
 
 # Sections: headings with paragraphs, tables and figures, in the order in which the report shows them.
 
@@ -135,9 +136,6 @@ def _training(methods: Sequence[Method]) -> list[Part]:
         "is too high by chance: by 2 points of 5, by 3.5 of 20, where nothing but chance differs.",
     ]
     studies, notes = records_of(methods)
-    # brings what only training needs
-    from turngym.trainers.study.tables import caption, notes_of, tables_of
-
     worlds = worlds_of(studies)
     for title, table in [item for study in studies for item in tables_of(study).items()]:
         world, _, name = title.rpartition(": ")
@@ -154,7 +152,6 @@ def _diagnostics(runs: Sequence[Diagnosed]) -> list[Section]:
     if not runs:
         return []
     # brings torch, which a report of evaluations does without
-    from turngym.scripts.report_turns import turn_figures
     from turngym.trainers.study.regime_table import ABOUT, MeasuredRegime, regime_table
 
     notes = tuple(f"{run.name}: settings not known ({run.note})" for run in runs if run.note)

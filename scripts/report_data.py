@@ -33,12 +33,15 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import to_table
 from turngym.core.trace import iter_trace, read_specs
 from turngym.core.user_files import named_path
+from turngym.trainers.diagnostics.trace_curves import TraceCurves, trace_curves
+from turngym.trainers.metrics import iter_metrics
 from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, read_record, record_of_run
+from turngym.trainers.study.results import Rows, same_step_maps
+from turngym.trainers.study.tables import last_evaluations
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
-    from turngym.trainers.diagnostics.trace_curves import TraceCurves
-    from turngym.trainers.study.results import Rows
+
 TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
 """Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
 
@@ -426,12 +429,6 @@ def same_step_of(methods: Sequence[Method]) -> tuple[SameStep, dict[str, str]]:
     """
     maps: dict[str, Mapping[int, TaskMeans]] = {}
     labels: dict[str, str] = {}
-    if not any(method.records for method in methods):
-        return maps, labels
-    # brings what only training needs
-    from turngym.trainers.study.results import same_step_maps
-    from turngym.trainers.study.tables import last_evaluations
-
     during = [method for method in methods if all(run.trace and run.trace.match("step_*.jsonl") for run in method.runs)]
     names = {method.name for method in during}
     for rows in worlds_of(records_of(methods)[0]).values():
@@ -452,7 +449,6 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
         return []
     from turngym.trainers.diagnostics.controller_replay import run_controls
     from turngym.trainers.diagnostics.diagnose import diagnose
-    from turngym.trainers.metrics import iter_metrics
 
     diagnosed_runs = []
     for run in runs:
@@ -475,8 +471,6 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
 
 def trace_curves_of(method: Method) -> TraceCurves | None:
     """Curves by turn of a method's episodes, which are read once more; None without a trace."""
-    from turngym.trainers.diagnostics.trace_curves import trace_curves
-
     paths = [run.trace for run in method.runs if run.trace is not None]
     if not paths:
         return None

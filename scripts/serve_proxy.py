@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.request_origin import is_loopback
-from turngym.agents.serving import Front
+from turngym.agents.serving import DrainingServer, Front
 from turngym.core.background_threads import SupervisedThread
 from turngym.core.clean_keys import key_of
 from turngym.core.errors import TurngymError
@@ -77,7 +78,6 @@ def serve(config: AnyProxy) -> int:
         )
     print(f"loading {config.student}", flush=True)
     from turngym.agents.proxy.app import create_app
-    from turngym.agents.serving import DrainingServer
     from turngym.trainers.live.run import build
 
     # a trainer in Python must not hold up the threads that answer: they get their turn ten times as often
@@ -123,8 +123,6 @@ def _mode(config: AnyProxy) -> str:
 
 def proxy_front(app: Flask) -> Front:
     """The front of `agents.proxy.app.create_app`; it ends idle sessions while the server runs."""
-    from turngym.agents.proxy.api_errors import ApiError
-
     service: ProxyService = app.extensions["proxy"]
     settings = service.settings
     return Front(

@@ -49,6 +49,7 @@ from turngym.scripts.report_data import name_of_run
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, speaker, write_page
 from turngym.scripts.trace_picture import Picture, picture
 from turngym.scripts.trace_prompt import Prompts
+from turngym.trainers.adapters.datasets import write_parquet, write_table
 
 # `turngym trace records`: which turns of a proxy were trained on, and why the others were not.
 
@@ -438,8 +439,6 @@ def _spec_of_left(spec: Mapping[str, Any], left: Mapping[str, Collection[int]]) 
 
 def _parquet(command: Parquet) -> int:
     pa = need("pyarrow", "trace parquet", "parquet")
-    from turngym.trainers.adapters.datasets import write_parquet, write_table
-
     must_be_new(command.out, TurngymError)
     must_end(command.out, ".parquet")
     # a seed may have any number of digits, Parquet's numbers have 64 bits
