@@ -1,8 +1,8 @@
 """The errors that turngym raises on purpose, and the helpers that make their texts useful.
 
 A text says what is wrong, which value it was, where it was, and what would be valid. `checked_int` and `checked_choice`
-check what callers give, `full_disk` explains a full disk, `did_you_mean` names near valid
-values, also where another library calls them otherwise.
+check what callers give, `full_disk` explains a full disk, `did_you_mean` names near valid values, also where another
+library calls them otherwise.
 """
 
 from __future__ import annotations
@@ -212,15 +212,10 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
 def known_as(query: str, candidates: Iterable[str]) -> list[str]:
     """The candidates that mean what `query` does: of the same last name (`--kl-coef`, `grpo.kl_coef`), or of a name
     that `FIELD_NAMES` has for it."""
-    plain = {text: text.lstrip("-").replace("-", "_").casefold() for text in candidates}
-    name_asked = query.lstrip("-").replace("-", "_").casefold()
-    wanted = [name_asked, *FIELD_NAMES.get(name_asked, ())]
-    matches = [
-        text
-        for name in wanted
-        for text, candidate in plain.items()
-        if name in (candidate, candidate.rpartition(".")[2])
-    ]
+    paths = {text: text.lstrip("-").replace("-", "_").casefold() for text in candidates}
+    asked = query.lstrip("-").replace("-", "_").casefold()
+    names = [asked, *FIELD_NAMES.get(asked, ())]
+    matches = [text for name in names for text, path in paths.items() if name in (path, path.rpartition(".")[2])]
     return list(dict.fromkeys(matches))
 
 

@@ -31,8 +31,6 @@ SMALL_ANSWER = 16 << 20
 """Bytes: the limit for answers that say little, and what every other limit allows beside its tokens."""
 TOKEN_BYTES = 512
 """Bytes of JSON for one token with its text, id and log-probability; about 150 are usual."""
-
-
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
 """HTTP statuses of failures that may be temporary: the same request may work later."""
 
@@ -154,7 +152,7 @@ class HttpClient:
         self._connect, self._use_proxies = connect, use_proxies
         # callers limit their requests; under httpx's limit of 100 an abort could queue behind what it should end
         self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=keepalive)
-        # a server that compresses nevertheless is read, see `_unzipper`
+        # a server that compresses nevertheless is read, see `_read`
         self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
         self._keys = HeaderKeys(tuple((headers or {}).values()))
         for name, value in (headers or {}).items():

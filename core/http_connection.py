@@ -51,7 +51,8 @@ class Unreachable(Exception):
 
 def address_problem(url: str) -> str:
     """Says why `url` cannot be the address of a server, as the end of a sentence; empty if it can."""
-    if not url.isprintable() or any(map(str.isspace, url)):
+    # no other white space is printable
+    if not url.isprintable() or " " in url:
         return "holds a blank, or another character that no address has"
     try:
         parts = urlsplit(url)
@@ -138,9 +139,7 @@ def _proxy_address(address: str, variable: str) -> str:
     safe_url = excerpt(redacted(re.sub(r"(?<=//).*@", f"{HIDDEN}@", url, flags=re.DOTALL)), 100)
     try:
         parts = urlsplit(url)
-        usable = (
-            _can_be(parts.hostname or "") and parts.port != 0 and not any(map(str.isspace, url)) and url.isprintable()
-        )
+        usable = _can_be(parts.hostname or "") and parts.port != 0 and url.isprintable() and " " not in url
     except ValueError:
         usable = False
     if not usable:
@@ -251,10 +250,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(cause))
         yield cause
-        inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
-        waiting += [
-            inner_error for inner_error in (cause.__cause__, cause.__context__, *inner) if inner_error is not None
-        ]
+        grouped = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+        waiting += [error for error in (cause.__cause__, cause.__context__, *grouped) if error is not None]
 
 
 # How many connections.
@@ -278,8 +275,8 @@ def connections(wanted: int) -> int:
             used = len(os.listdir(folder))
     need = used + SPARE_DESCRIPTORS + wanted
     if soft != resource.RLIM_INFINITY and soft < need:
-        soft_then = need if hard == resource.RLIM_INFINITY else min(need, hard)
+        raised = need if hard == resource.RLIM_INFINITY else min(need, hard)
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft_then, hard))
-            soft = soft_then
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - used - SPARE_DESCRIPTORS))

@@ -138,10 +138,9 @@ def _listed(hub: Any, repo: str, revision: str, named: str, by_hand: str) -> tup
     commit, files = str(info.sha), info.siblings or []
     if COMMIT.fullmatch(commit) is None or len(files) > MOST_FILES:
         raise HubError(f"{named}: the hub's answer cannot be: commit {brief(commit, 60)}, {len(files)} files")
-    names = {file.rfilename: int(file.size or 0) for file in files}
-    return commit, {
-        name: size for name, size in names.items() if CONFIG_FILES.fullmatch(name) or WEIGHTS.fullmatch(name)
-    }
+    sizes = {file.rfilename: int(file.size or 0) for file in files}
+    taken = [name for name in sizes if CONFIG_FILES.fullmatch(name) or WEIGHTS.fullmatch(name)]
+    return commit, {name: sizes[name] for name in taken}
 
 
 def _cached(hub: Any, repo: str, revision: str, weights: bool) -> Path | None:

@@ -51,9 +51,8 @@ class LockWatch:
         with LockWatch._lock:
             if LockWatch._child is None:
                 name = multiprocessing.current_process().name
-                LockWatch._child = ChildProcess(
-                    _watch, os.getpid(), name, name="turngym-watch", threads=1, patience=TELLING
-                )
+                watched = os.getpid(), name
+                LockWatch._child = ChildProcess(_watch, *watched, name="turngym-watch", threads=1, patience=TELLING)
             try:
                 LockWatch._child.pipe.send_bytes(json.dumps([self._number, seconds, action]).encode())
             except OSError:

@@ -58,13 +58,10 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     Of tables of different kinds only the kinds are named.
     """
     old, new = flat(first), flat(second)
-    changes = {
-        path: (old.get(path), new.get(path))
-        for path in {**old, **new}
-        if _plain(old.get(path)) != _plain(new.get(path))
-    }
-    kinds = [path.removesuffix(KIND) for path in changes if path.rpartition(".")[2] == KIND]
-    below = {path for path in changes for table in kinds if path.startswith(table) and path != table + KIND}
+    both = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
+    changes = {path: (before, after) for path, (before, after) in both.items() if _plain(before) != _plain(after)}
+    tables = [path.removesuffix(KIND) for path in changes if path.rpartition(".")[2] == KIND]
+    below = {path for path in changes for table in tables if path.startswith(table) and path != table + KIND}
     return {path: values for path, values in changes.items() if path not in below}
 
 

@@ -48,11 +48,8 @@ def checked_number(
     # a whole number beyond what a float holds
     except OverflowError:
         pass
-    valid = (
-        "a finite number"
-        if (least, most) == (-LARGEST_VALUE, LARGEST_VALUE)
-        else f"a number from {least:g} to {most:g}"
-    )
+    bounded = (least, most) != (-LARGEST_VALUE, LARGEST_VALUE)
+    valid = f"a number from {least:g} to {most:g}" if bounded else "a finite number"
     raise error(f"{what} is {brief(value, 80)}; it must be {valid}")
 
 
@@ -127,7 +124,7 @@ class StepResult:
         names = ("action", "verdict", "admissible_actions", "success", "score")
         if missing := [name for name in names if name not in info]:
             raise EnvBackendError(f"the environment's info lacks {', '.join(missing)}")
-        action, goal_rate, answered = info["action"], info.get("goal_rate"), info.get("answer_f1")
+        action, goal_rate, answer_f1 = info["action"], info.get("goal_rate"), info.get("answer_f1")
         return cls(
             observation=checked_text("the observation", observation),
             reward=checked_number("the reward", reward),
@@ -140,7 +137,7 @@ class StepResult:
             score=checked_number("the score", info["score"], least=0.0, most=1.0),
             goal_rate=None if goal_rate is None else checked_number("the goal rate", goal_rate, least=0.0, most=1.0),
             reading=info.get("reading"),
-            answer_f1=None if answered is None else checked_number("the answer's F1", answered, least=0.0, most=1.0),
+            answer_f1=None if answer_f1 is None else checked_number("the answer's F1", answer_f1, least=0.0, most=1.0),
         )
 
 
@@ -186,13 +183,13 @@ def failure_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {said_by(error)} ({frame.filename}, line {frame.lineno})"
 
 
-def answers(whose: str, found: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:
-    """`found`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else."""
-    if not isinstance(found, list | tuple):
-        raise error(f"{whose} answered {brief(found, 80)}; it must be a list of {kind.__name__}")
-    if len(found) != wanted:
-        raise error(f"{whose} answered {len(found)} of {wanted} questions; it must answer every one")
-    for answer in found:
+def answers(whose: str, answered: object, wanted: int, kind: type[T], error: Refusal) -> list[T]:
+    """`answered`, one answer of class `kind` for each of `wanted` questions. Raises `error` for anything else."""
+    if not isinstance(answered, list | tuple):
+        raise error(f"{whose} answered {brief(answered, 80)}; it must be a list of {kind.__name__}")
+    if len(answered) != wanted:
+        raise error(f"{whose} answered {len(answered)} of {wanted} questions; it must answer every one")
+    for answer in answered:
         if not isinstance(answer, kind):
             raise error(f"{whose} answered {brief(answer, 80)}; it must be {kind.__name__}")
-    return list(found)
+    return list(answered)

@@ -42,12 +42,12 @@ class Activity:
 
     def since(self, earlier: Activity, seconds: float) -> str:
         """`120 turns (2.0/s), 3,400 tokens (57/s), 4 malformed, 8 playing at turn 15`."""
-        turns, tokens, bad = (getattr(self, n) - getattr(earlier, n) for n in ("turns", "tokens", "malformed"))
+        turns, tokens = self.turns - earlier.turns, self.tokens - earlier.tokens
         parts = [f"{turns:,} turns ({turns / max(seconds, 1e-9):.1f}/s)"]
         if tokens:
             parts.append(f"{tokens:,} tokens ({tokens / max(seconds, 1e-9):.0f}/s)")
-        if bad:
-            parts.append(f"{100 * bad / max(turns, 1):.0f} % malformed")
+        if malformed := self.malformed - earlier.malformed:
+            parts.append(f"{100 * malformed / max(turns, 1):.0f} % malformed")
         if self.playing:
             parts.append(f"{self.playing} playing at turn {self.deepest + 1}")
         return ", ".join(parts)

@@ -233,10 +233,10 @@ class Judgment:
     """How many votes ended at the judge's limit on tokens, perhaps before they came to a decision."""
 
 
-def judgments(found: object, wanted: int, error: Refusal) -> list[Judgment]:
-    """Returns `found`, a judge's answers to `wanted` requests. Raises `error` for another number or type, and for votes
-    that are not texts."""
-    checked = answers("the judge", found, wanted, Judgment, error)
+def judgments(answered: object, wanted: int, error: Refusal) -> list[Judgment]:
+    """Returns `answered`, a judge's answers to `wanted` requests. Raises `error` for another number or type, and for
+    votes that are not texts."""
+    checked = answers("the judge", answered, wanted, Judgment, error)
     for judgment in checked:
         votes = judgment.votes
         written = [vote for vote in votes if vote is not None] if isinstance(votes, list | tuple) else votes

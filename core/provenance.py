@@ -53,7 +53,7 @@ def write_config(
     path: Path,
     spec: Any,
     command: str | Sequence[str] | None = None,
-    found: Resolved[Any] | None = None,
+    resolved: Resolved[Any] | None = None,
     **about: Any,
 ) -> None:
     """Writes settings and their provenance as TOML, for `--config` to read. What may be a key is written as ***.
@@ -61,18 +61,18 @@ def write_config(
     Args:
         spec: the settings that were opened, an object or its table.
         command: as for `provenance`.
-        found: what people asked for, and who gave each value, so far as that is known; what opening has changed of it
-            is listed (`FOUND`).
+        resolved: what people asked for, and who gave each value, so far as that is known; what opening has changed of
+            it is listed (`FOUND`).
         about: further facts.
     """
     table, origins = spec if isinstance(spec, Mapping) else toml_table(to_table(spec), type(spec)), dict[str, str]()
-    if found is not None:
-        opened = [*differing(to_table(spec), to_table(found.spec))]
-        origins = {**found.origins, **dict.fromkeys(opened, FOUND)}
-        if found.asked is not None:
-            about |= {ASKED: toml_table(found.asked, type(found.spec)), FOUND: opened}
-    tables = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
-    write_toml_text(path, to_toml(tables[0], origins) + f"\n{NOT_READ}" + to_toml(tables[1]))
+    if resolved is not None:
+        opened = [*differing(to_table(spec), to_table(resolved.spec))]
+        origins = {**resolved.origins, **dict.fromkeys(opened, FOUND)}
+        if resolved.asked is not None:
+            about |= {ASKED: toml_table(resolved.asked, type(resolved.spec)), FOUND: opened}
+    settings, record = redacted(table), redacted({PROVENANCE: provenance(command, **about)})
+    write_toml_text(path, to_toml(settings, origins) + f"\n{NOT_READ}" + to_toml(record))
 
 
 def git_commit(folder: Path) -> str | None:

@@ -71,11 +71,10 @@ def redacted(value: Any) -> Any:
         text = _QUERY.sub(lambda match: match[1] + (f"?{HIDDEN}" if match[2] else ""), without_users(value))
         return _FIELD.sub(rf"\1\2{HIDDEN}\2", text)
     if isinstance(value, Mapping):
-        hide = {name for name in value if isinstance(name, str) and is_secret(name)}
-        return {
-            name: HIDDEN if name in hide and item is not None and not isinstance(item, bool | float) else redacted(item)
-            for name, item in value.items()
-        }
+        secret = {name for name in value if isinstance(name, str) and is_secret(name)}
+        # a switch or a share called so holds no key
+        secret -= {name for name in secret if value[name] is None or isinstance(value[name], bool | float)}
+        return {name: HIDDEN if name in secret else redacted(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(redacted, value))
     return value

@@ -29,7 +29,8 @@ def refusal_of(cls: type[Struct], table: Any, said: str, where: str, origins: Ma
     if unknown := _UNKNOWN.match(expected):
         full = f"{path}.{unknown[1]}" if path else unknown[1]
         # of a table what was given in it
-        named = next((path for path in origins if path.startswith(f"{full}.") and at(table, path) is not None), full)
+        inner = (given for given in origins if given.startswith(f"{full}.") and at(table, given) is not None)
+        named = next(inner, full)
         origin = said_by(origins, named, where)
         setting = settings_of(cls).get(full)
         if setting is None:

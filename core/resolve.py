@@ -66,13 +66,13 @@ PROVENANCE, ASKED, FOUND = "provenance", "asked", "found"
 the paths of what opening has found out."""
 
 
-def asked_in(found: Resolved[T], given: Sequence[Layer]) -> Resolved[T]:
-    """`found`, with what the layers `given` have given it."""
-    names, values, asked = {layer.name for layer in given}, flat(to_table(found.spec)), dict[str, Any]()
+def asked_in(resolved: Resolved[T], given: Sequence[Layer]) -> Resolved[T]:
+    """`resolved`, with what the layers `given` have given it."""
+    names, values, asked = {layer.name for layer in given}, flat(to_table(resolved.spec)), dict[str, Any]()
     for path, value in flat(merged([layer.table for layer in given])).items():
-        if path in values and found.origins.get(path) in names:
+        if path in values and resolved.origins.get(path) in names:
             put(asked, path, value)
-    return replace(found, asked=asked)
+    return replace(resolved, asked=asked)
 
 
 def read_back(
@@ -99,8 +99,8 @@ def read_back(
     with redirect_stderr(StringIO()):
         # as TOML gives it back
         current = each(to_table(again(about[ASKED])), lambda value: NONE if value is None else value)
-    above = [path.rpartition(".")[0] for path in top]
-    anew = {path for path in about.get(FOUND, ()) if any(not part or path.startswith(f"{part}.") for part in above)}
+    tables = [path.rpartition(".")[0] for path in top]
+    anew = {path for path in about.get(FOUND, ()) if any(not name or path.startswith(f"{name}.") for name in tables)}
     for path, (_, recorded) in differing(current, table).items():
         if path.rpartition(".")[2] == KIND:
             path = path.removesuffix(f".{KIND}")
@@ -154,25 +154,26 @@ def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     return table, origins
 
 
-def _merge(table: dict[str, Any], above: Mapping[str, Any], origins: dict[str, str], name: str, path: str) -> None:
-    for key, value in above.items():
-        key_path, old = f"{path}{key}", table.get(key)
+def _merge(table: dict[str, Any], top: Mapping[str, Any], origins: dict[str, str], layer: str, above: str) -> None:
+    """Puts the table `top` of a `layer` on `table`, whose keys have the path `above` in front of them."""
+    for key, value in top.items():
+        path, old = f"{above}{key}", table.get(key)
         if not isinstance(value, Mapping):
-            _forget(origins, key_path)
-            table[key], origins[key_path] = value, name
+            _forget(origins, path)
+            table[key], origins[path] = value, layer
             continue
         # an empty table, such as {} of free keys, must not hide what is below
         other_kind = isinstance(old, dict) and KIND in value and value[KIND] != old.get(KIND, value[KIND])
         if not isinstance(old, dict) or other_kind:
-            _forget(origins, key_path)
+            _forget(origins, path)
             old = table[key] = {}
-            origins[key_path] = name
-        _merge(old, value, origins, name, f"{key_path}.")
+            origins[path] = layer
+        _merge(old, value, origins, layer, f"{path}.")
 
 
 def _forget(origins: dict[str, str], path: str) -> None:
-    for origin in [origin for origin in origins if origin == path or origin.startswith(f"{path}.")]:
-        del origins[origin]
+    for given in [given for given in origins if given == path or given.startswith(f"{path}.")]:
+        del origins[given]
 
 
 def _fit(
@@ -180,17 +181,17 @@ def _fit(
     table: dict[str, Any],
     origins: Mapping[str, str],
     askers: set[str],
-    path: str = "",
-    usual_table: Any = None,
+    above: str = "",
+    usual: Any = None,
 ) -> None:
     """Completes a table by the defaults of its fields, and leaves out what a chosen kind lacks, if nobody asked for it.
 
     A union gets the kind that it has by default, and a table that is given in part keeps the rest of its own default:
-    that of `usual_table`, the object whose place `table` takes, if it is one of `cls`.
+    that of `usual`, the object whose place `table` takes, if it is one of `cls`.
     """
     for field in fields_of(cls):
-        field_path, tables = f"{path}{field.name}", tables_in(field.type)
-        default = getattr(usual_table, field.name) if isinstance(usual_table, cls) else field.default
+        path, tables = f"{above}{field.name}", tables_in(field.type)
+        default = getattr(usual, field.name) if isinstance(usual, cls) else field.default
         # what a table must be given is said of its settings, not of the table
         if default is NODEFAULT and len(tables) == 1 and type(None) not in members_of(field.type):
             table.setdefault(field.name, {})
@@ -199,26 +200,26 @@ def _fit(
             continue
         chosen = tables[0]
         if kind_of(chosen) is not None:
-            usual_kind = kind_of(type(default))
-            kind = inner.setdefault(KIND, usual_kind)
+            kind = inner.setdefault(KIND, kind_of(type(default)))
             if kind is None:
                 del inner[KIND]
-                if not any(_asked(origins, askers, f"{field_path}.{key}") for key in inner):
+                if not any(_asked(origins, askers, f"{path}.{key}") for key in inner):
                     del table[field.name]
                 continue
             fitting = [member for member in tables if kind_of(member) == kind]
             if not fitting:
                 continue  # `read` refuses it
             chosen = fitting[0]
-        names = {member.name for member in fields_of(chosen)}
-        for key in [key for key in inner if key != KIND and key not in names]:
-            if not _asked(origins, askers, f"{field_path}.{key}"):
+        defaults = {inner_field.name: inner_field.default for inner_field in fields_of(chosen)}
+        for key in [key for key in inner if key != KIND and key not in defaults]:
+            if not _asked(origins, askers, f"{path}.{key}"):
                 del inner[key]
-        for member in fields_of(chosen) if isinstance(default, chosen) else ():
-            if getattr(default, member.name) != member.default:
-                inner.setdefault(member.name, plain(getattr(default, member.name)))
-        _fit(chosen, inner, origins, askers, f"{field_path}.", default)
+        for name in defaults if isinstance(default, chosen) else ():
+            if (value := getattr(default, name)) != defaults[name]:
+                inner.setdefault(name, plain(value))
+        _fit(chosen, inner, origins, askers, f"{path}.", default)
 
 
-def _asked(origins: Mapping[str, str], askers: set[str], above: str) -> bool:
-    return any(layer in askers for path, layer in origins.items() if path == above or path.startswith(f"{above}."))
+def _asked(origins: Mapping[str, str], askers: set[str], path: str) -> bool:
+    """Whether a person gave the value at `path`, or one in the table there."""
+    return any(layer in askers for given, layer in origins.items() if given == path or given.startswith(f"{path}."))

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from turngym.core.closing import Closes
 from turngym.core.redaction import brief, excerpt, redacted
 from turngym.core.user_files import json_of
 
@@ -93,8 +94,7 @@ def read_rows(path: Path, form: str, error: type[Exception]) -> Iterator[Row]:
     if kind in (".tsv", ".csv"):
         yield from _table_rows(path, kind == ".tsv", error)
         return
-    file = _Opened(path, error)
-    with file:
+    with _Opened(path, error) as file:
         head = file.peek_text()
     if head[:1] == "[":
         yield from (Row(number, None, value) for number, value in enumerate(read_array(path, error, "rows"), 1))
@@ -148,10 +148,9 @@ def _table_rows(path: Path, by_tabs: bool, error: type[Exception]) -> Iterator[R
                 yield Row(number, reader.line_num, dict(zip(header, cells, strict=True)))
     except csv.Error as reason:
         # csv's own text advises how to open the file
-        ends = "new-line character" in str(reason)
-        problem = (
-            "a carriage return alone ends a line; save it with the line ends of Unix or Windows" if ends else reason
-        )
+        problem = str(reason)
+        if "new-line character" in problem:
+            problem = "a carriage return alone ends a line; save it with the line ends of Unix or Windows"
         raise error(f"{path}, line {reader.line_num}: not a row of the table: {problem}") from None
 
 
@@ -196,7 +195,7 @@ def read_whole(path: Path, error: type[Exception]) -> bytes:
         return b"".join(iter(lambda: file.piece(CHUNK), b""))
 
 
-class _Opened:
+class _Opened(Closes):
     """The bytes of a file, unpacked if it is a `.gz` (told by its first bytes), within the bounds."""
 
     def __init__(self, path: Path, error: type[Exception]) -> None:
@@ -220,10 +219,7 @@ class _Opened:
         unpacked: Any = file if self._most is None else gzip.GzipFile(fileobj=file)
         self._raw, self._file = file, io.BufferedReader(unpacked) if self._most is not None else file
 
-    def __enter__(self) -> _Opened:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
         self._raw.close()
 
@@ -334,7 +330,7 @@ class _Text:
         """Closes the file, which must hold nothing more."""
         if (rest := self._peek()) != "":
             raise self.damaged(f"{rest!r} after the end")
-        self._file.__exit__()
+        self._file.close()
 
     def key(self) -> str:
         """The name of the next member, and the colon behind it."""
@@ -345,8 +341,8 @@ class _Text:
         return key
 
     def expect(self, character: str) -> None:
-        if (character_there := self._peek()) != character:
-            raise self.damaged(f"{character_there!r} where {character!r} is needed")
+        if (actual := self._peek()) != character:
+            raise self.damaged(f"{actual!r} where {character!r} is needed")
         self._at += 1
 
     def value(self) -> Any:
@@ -374,10 +370,8 @@ class _Text:
         return bool(rest.lstrip("0123456789.eE+-") if isinstance(value, int | float) else rest)
 
     def damaged(self, what: str) -> Exception:
-        position = self._dropped + self._at
-        return self.error(
-            f"{self.path} is damaged after element {max(self.elements - 1, 0)}, character {position}: {what}"
-        )
+        element, character = max(self.elements - 1, 0), self._dropped + self._at
+        return self.error(f"{self.path} is damaged after element {element}, character {character}: {what}")
 
     def _peek(self) -> str:
         """The next character that is not blank; '' at the end."""

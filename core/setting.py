@@ -114,10 +114,10 @@ def settings_of(cls: Any) -> Mapping[str, Setting]:
     for setting in _walk(cls, ""):
         earlier = settings.get(setting.path)
         if earlier is not None:
-            kinds = earlier.type if earlier.type == setting.type else Union[earlier.type, setting.type]  # noqa: UP007
+            both = earlier.type if earlier.type == setting.type else Union[earlier.type, setting.type]  # noqa: UP007
             setting = Setting(
                 path=earlier.path,
-                type=kinds,
+                type=both,
                 default=earlier.default,
                 owners=(*earlier.owners, *setting.owners),
                 tables=tuple(dict.fromkeys((*earlier.tables, *setting.tables))),
@@ -133,12 +133,12 @@ def must_be_given(cls: Any, path: str) -> bool:
     return all(settings_of(cls)[".".join(parts[:end])].default is NODEFAULT for end in range(1, len(parts) + 1))
 
 
-def _walk(cls: type[Any], above: str, owner: Any = None) -> Iterator[Setting]:
-    """The settings below a table; their defaults are those of `owner`, the object that is the table's own default."""
+def _walk(cls: type[Any], above: str, usual: Any = None) -> Iterator[Setting]:
+    """The settings below a table; their defaults are those of `usual`, the object that is the table's own default."""
     for field in fields_of(cls):
         path, tables = f"{above}{field.name}", tables_in(field.type)
         optional = type(None) in members_of(field.type)
-        default = getattr(owner, field.name) if isinstance(owner, cls) else field.default
+        default = getattr(usual, field.name) if isinstance(usual, cls) else field.default
         yield Setting(path=path, type=field.type, default=default, owners=(cls,), tables=tables, optional=optional)
         for table in tables:
             yield from _walk(table, f"{path}.", default)

@@ -71,18 +71,20 @@ def toml_table(table: Mapping[str, Any], cls: type[Spec]) -> dict[str, Any]:
     return quoted
 
 
-def whole_toml(found: Resolved[Any], but: Sequence[str] = ()) -> str:
+def whole_toml(resolved: Resolved[Any], but: Sequence[str] = ()) -> str:
     """Whole settings as `--config` reads them back, without those called `but`; each line says where its value comes
     from."""
 
     def written(table: Mapping[str, Any]) -> dict[str, Any]:
-        values = toml_table(table, type(found.spec))
-        for table_of, _, name in (path.rpartition(".") for path in but):
-            (at(values, table_of) or {}).pop(name, None)
+        values = toml_table(table, type(resolved.spec))
+        for above, _, name in (path.rpartition(".") for path in but):
+            (at(values, above) or {}).pop(name, None)
         return values
 
-    asked_text = "" if found.asked is None else f"\n{NOT_READ}" + to_toml({PROVENANCE: {ASKED: written(found.asked)}})
-    return to_toml(written(to_table(found.spec)), found.origins) + asked_text
+    text = to_toml(written(to_table(resolved.spec)), resolved.origins)
+    if resolved.asked is None:
+        return text
+    return f"{text}\n{NOT_READ}" + to_toml({PROVENANCE: {ASKED: written(resolved.asked)}})
 
 
 def _toml_table(table: Mapping[str, Any], name: str, origins: Mapping[str, str]) -> str:

@@ -148,12 +148,12 @@ def _named(cls: type[Spec], table: Mapping[str, Any], where: str, above: str) ->
         if isinstance(value, Mapping) and setting.tables:
             # in one piece, so that a kind and its settings stay together
             inner: dict[str, Any] = {}
-            for below, inner_setting, item in _named(cls, value, where, f"{setting.path}."):
-                if inner_setting.path == setting.path:
+            for inner_name, below, item in _named(cls, value, where, f"{setting.path}."):
+                if below.path == setting.path:
                     inner |= item
                 else:
-                    part = _table_of(inner_setting, item, f"{where}: {below}") if inner_setting.tables else item
-                    put(inner, inner_setting.path.removeprefix(f"{setting.path}."), part)
+                    part = _table_of(below, item, f"{where}: {inner_name}") if below.tables else item
+                    put(inner, below.path.removeprefix(f"{setting.path}."), part)
             yield name, setting, inner
         elif value is None and not setting.optional:
             continue  # in Python: as if it were not given
@@ -218,12 +218,8 @@ def _with_kinds(cls: type[Spec], table: dict[str, Any]) -> dict[str, Any]:
     for path, setting in settings_of(cls).items():
         inner = at(table, path)
         # tables of several owners may be no kinds of one union
-        if (
-            not isinstance(inner, dict)
-            or KIND in inner
-            or len(setting.tables) < 2
-            or kind_of(setting.tables[0]) is None
-        ):
+        is_union = len(setting.tables) > 1 and kind_of(setting.tables[0]) is not None
+        if not is_union or not isinstance(inner, dict) or KIND in inner:
             continue
         fits = [kind for kind in setting.tables if _may_be(kind, inner)]
         if not fits:
@@ -263,11 +259,10 @@ def read_word(setting: Setting, words: Sequence[str], where: str) -> Any:
     if any(_holds_float(member) for member in members_of(setting.type)):
         value = list(map(_with_zero, value)) if setting.many else _with_zero(value)
     try:
-        parsed = _converted(value, setting.type, strict=False)
+        return _converted(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
         text = " ".join(words)
         raise SettingsError(f"{where} is {brief(text, 80)}; valid: {valid_for(setting, text, str(error))}") from None
-    return parsed
 
 
 def _holds_float(kind: Any) -> bool:
@@ -298,8 +293,8 @@ def unread(value: Any) -> Iterator[tuple[str, str]]:
     kind: Any = type(value)
     usual = {path: plain(setting.default) for path, setting in settings_of(kind).items() if not setting.tables}
     values = {path: at(plain(value), path) for path in usual}
-    for above, needed in _idle(value, ""):
-        below = [path for path in usual if f"{path}.".startswith(f"{above}.")]
+    for idle, needed in _idle(value, ""):
+        below = [path for path in usual if f"{path}.".startswith(f"{idle}.")]
         # None also of what the kinds that are chosen do not have
         yield from ((path, needed) for path in below if values[path] is not None and values[path] != usual[path])
 
@@ -370,7 +365,7 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
         elif isinstance(value, Mapping):
             tables = tables_in(kind)
             # in a table of any keys a text is a text (`_free` has read the nulls of TOML)
-            if fitting := [item for item in tables if kind_of(item) == value.get(KIND)] or list(tables):
+            if fitting := [table for table in tables if kind_of(table) == value.get(KIND)] or list(tables):
                 values[name] = _without_none(fitting[0], value, f"{above}{name}.")
     return values
 

@@ -100,14 +100,14 @@ def latex(table: Table, caption: str, label: str) -> str:
     caption_text = re.sub(r"`([^`]+)`", r"\\texttt{\1}", _latex_text(" ".join(caption.split())))
     name = re.sub(r"[^\w.:-]+", "-", label)
     lines = [" & ".join(map(_latex_text, line)) + r" \\" for line in (header, *rows)]
-    columns_ = "l" + "r" * (len(header) - 1)
+    alignment = "l" + "r" * (len(header) - 1)
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{caption_text}}}",
             rf"\label{{tab:{name}}}",
-            rf"\begin{{tabular}}{{{columns_}}}",
+            rf"\begin{{tabular}}{{{alignment}}}",
             r"\toprule",
             lines[0],
             r"\midrule",
@@ -196,4 +196,4 @@ def stacked(table: Table, width: int) -> list[Table]:
             used = 1 + needs[0]
         parts[-1].append(column)
         used += needs[column]
-    return [([names[p] for p in part], [[row[p] for p in part] for row in rows]) for part in parts]
+    return [([names[column] for column in part], [[row[column] for column in part] for row in rows]) for part in parts]

@@ -114,9 +114,9 @@ def episode_from_json(line: str) -> Episode:
     try:
         for turn in turns if isinstance(turns, list) else ():
             if isinstance(turn, dict) and turn.get("teacher") is not None:
-                flat = msgspec.convert(turn["teacher"], _Teacher, dec_hook=array_of)
-                ids = flat.ids.reshape((-1, flat.k))
-                turn["teacher"] = TopK(ids=ids, logp=flat.logp.reshape(ids.shape), tail=flat.tail)
+                teacher = msgspec.convert(turn["teacher"], _Teacher, dec_hook=array_of)
+                ids = teacher.ids.reshape((-1, teacher.k))
+                turn["teacher"] = TopK(ids=ids, logp=teacher.logp.reshape(ids.shape), tail=teacher.tail)
         episode = msgspec.convert(record, Episode, dec_hook=array_of)
     # another type; contradictions; a number that no array can hold
     except (msgspec.ValidationError, EpisodeError, OverflowError) as error:

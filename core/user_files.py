@@ -87,9 +87,7 @@ def keep_inputs(out: Path, inputs: Iterable[str | os.PathLike[str]], error: type
     for text in inputs:
         path = Path(os.path.expanduser(text))
         # unlike Path.exists, it says no to a text that is too long for a name, or holds a null character
-        if os.path.exists(path) and any(
-            goal.samefile(part) for part in (path, path.resolve(), *path.resolve().parents)
-        ):
+        if os.path.exists(path) and any(map(goal.samefile, (path, *path.resolve().parents))):
             raise error(f"{out} is kept as it is: it is, or holds, the input {path}; choose another --out")
 
 

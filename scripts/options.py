@@ -123,7 +123,7 @@ class Verb(Generic[T]):
         argv, file = pop_option(argv, CONFIG)
         # a verb of one type may have an option of its own that is called so
         show = self.spec is not None and PRINT in argv
-        words_given = self.given([word for word in argv if not (show and word == PRINT)])
+        given = self.given([word for word in argv if not (show and word == PRINT)])
         layers: list[tuple[str, Mapping[str, Any]]] = []
         mine = [Layer(name="", table=self.below)]
         if file is not None:
@@ -132,18 +132,16 @@ class Verb(Generic[T]):
             owned = {name: value for name, value in table.items() if self.spec is None or name in settings_of(self.own)}
             mine.append(Layer(name=file, table=expand(self.own, owned, file), asked=True))
             layers.append((file, {name: value for name, value in table.items() if name not in owned}))
-        layers.append((COMMAND_LINE, words_given.get(self.spec, {})))
-        table = expand(self.own, words_given.get(self.own, {}), COMMAND_LINE)
-        mine.append(Layer(name=COMMAND_LINE, table=table, asked=True))
+        layers.append((COMMAND_LINE, given.get(self.spec, {})))
+        own_words = expand(self.own, given.get(self.own, {}), COMMAND_LINE)
+        mine.append(Layer(name=COMMAND_LINE, table=own_words, asked=True))
         tables = merged([layer.table for layer in mine])
-        for layer in settings_of(self.own).values():
-            if _required(self.own, layer) and at(tables, layer.path) is None:
-                raise TurngymError(
-                    f"{layer.name.upper() if layer.positional else self._option_of(self.own, layer)} must be given"
-                )
-        verb_options: T = resolve(self.own, mine).spec
-        _keep_inputs(verb_options, file, [table for _, table in layers])
-        return CommandLine(own=verb_options, layers=layers, show=show)
+        for setting in settings_of(self.own).values():
+            if _required(self.own, setting) and at(tables, setting.path) is None:
+                raise TurngymError(f"{self._name(self.own, setting)} must be given")
+        own: T = resolve(self.own, mine).spec
+        _keep_inputs(own, file, [table for _, table in layers])
+        return CommandLine(own=own, layers=layers, show=show)
 
     def given(self, argv: Sequence[str]) -> dict[Any, dict[str, Any]]:
         """The values of a command line by type and path.
@@ -151,50 +149,42 @@ class Verb(Generic[T]):
         A list takes all words up to the next option, of several options those of all. While the words that stand by
         themselves have not come, it takes one: `--category heat eval.jsonl`.
         """
-        positional = next((candidate for candidate in settings_of(self.own).values() if candidate.positional), None)
+        positional = next((setting for setting in settings_of(self.own).values() if setting.positional), None)
+        # by type and path: the option as it was written, its setting, its words, and whether it turns it off
         occurrences: dict[tuple[Any, str], tuple[str, Setting, list[str], bool]] = {}
         left = list(argv)
         while left:
-            option, equals, value = left[0].partition("=")
-            if not is_option(option):
-                if positional is None:
-                    raise TurngymError(f"{left[0]!r} belongs to no option; valid: --OPTION VALUE")
-                kind, setting, off, option, values_taken = (
-                    self.own,
-                    positional,
-                    False,
-                    positional.name.upper(),
-                    [left.pop(0)],
-                )
-            else:
+            word = left.pop(0)
+            option, equals, value = word.partition("=")
+            if is_option(option):
                 kind, setting, off = self._find(option)
-                del left[0]
                 waits = positional is not None and (self.own, positional.path) not in occurrences
-                values_taken = [value] if equals else []
+                words = [value] if equals else []
                 most = 0 if equals else len(left) if setting.many and not waits else 1
-                while len(values_taken) < most and left and not is_option(left[0]):
+                while len(words) < most and left and not is_option(left[0]):
                     # the next word may be one that stands by itself
                     if is_switch(setting) and (off or left[0] not in (*ON, *OFF)):
                         break
-                    values_taken.append(left.pop(0))
+                    words.append(left.pop(0))
+            elif positional is None:
+                raise TurngymError(f"{word!r} belongs to no option; valid: --OPTION VALUE")
+            else:
+                kind, setting, off = self.own, positional, False
+                option, words = positional.name.upper(), [word]
             earlier = occurrences.get((kind, setting.path))
-            if self.last_counts and not setting.collects:
-                earlier = None
-            if earlier is not None and not setting.many:
-                values = " ".join([*earlier[2], *values_taken])
-                raise TurngymError(f"{option} is given twice{f' ({values})' if values else ''}; valid: once")
-            occurrences[kind, setting.path] = (
-                option,
-                setting,
-                [*earlier[2], *values_taken] if earlier else values_taken,
-                off,
-            )
+            if earlier is not None and (setting.collects or not self.last_counts):
+                words = [*earlier[2], *words]
+                if not setting.many:
+                    values = " ".join(words)
+                    raise TurngymError(f"{option} is given twice{f' ({values})' if values else ''}; valid: once")
+            occurrences[kind, setting.path] = option, setting, words, off
         tables: dict[Any, dict[str, Any]] = {}
         for (kind, path), (option, setting, words, off) in occurrences.items():
+            table = tables.setdefault(kind, {})
             if is_switch(setting):
-                tables.setdefault(kind, {})[path] = not off if not words else _switched(option, words, off=off)
+                table[path] = _switched(option, words, off=off) if words else not off
             else:
-                tables.setdefault(kind, {})[path] = read_word(setting, words, option)
+                table[path] = read_word(setting, words, option)
         return tables
 
     def _find(self, option: str) -> tuple[Any, Setting, bool]:
@@ -209,9 +199,7 @@ class Verb(Generic[T]):
                     setting = self.means(kind, word, self.name)  # type: ignore[type-var]
                     if word == name or is_switch(setting):
                         return kind, setting, word != name
-        options = sorted(
-            {self._option_of(kind, candidate) for kind in kinds for candidate in settings_of(kind).values()}
-        )
+        options = sorted({self._option_of(kind, path) for kind in kinds for path in settings_of(kind)})
         hint = did_you_mean(option, options, cutoff=0.5) or f" `{self.name} {self._all}` lists them."
         raise TurngymError(f"there is no option {option}.{hint}")
 
@@ -223,34 +211,32 @@ class Verb(Generic[T]):
         return HELP_ALL if self.first else HELP[0]
 
     def _help(self, *, whole: bool) -> Iterator[str]:
-        verb_settings = settings_of(self.own)
-        words = "".join(
-            f" {setting.name.upper()}{'...' if setting.many else ''}"
-            for setting in verb_settings.values()
-            if setting.positional
-        )
+        own = list(settings_of(self.own).values())
+        positional = [setting for setting in own if setting.positional]
+        words = "".join(f" {setting.name.upper()}{'...' if setting.many else ''}" for setting in positional)
         yield from (f"usage: {self.name}{words} [options]", "", textwrap.dedent(self.about).strip(), "")
         if whole or not self.first:
-            yield from self.section("options", list(verb_settings.values()), whole=whole)
+            yield from self.section("options", own, whole=whole)
         if whole and self.spec is not None:
             every = settings_of(self.spec)
             for group in [path for path in every if "." not in path]:
                 inside = [setting for path, setting in every.items() if f"{path}.".startswith(f"{group}.")]
                 yield from self.section(group, inside, whole=True)
         elif self.first:
-            named = {
-                short_name(cls, path): setting
-                for cls in (self.spec, self.own)
-                for path, setting in settings_of(cls).items()
-            }
+            kinds = (self.spec, self.own)
+            named = {short_name(kind, path): setting for kind in kinds for path, setting in settings_of(kind).items()}
             yield from self.section("options", [named[name] for name in self.first])
             yield ""
-            yield _rows(f"{PRINT}", "show all settings, with where each comes from, and do nothing")
+            yield _rows(PRINT, "show all settings, with where each comes from, and do nothing")
         yield _rows(f"{CONFIG} FILE", "settings in TOML; options stand on top of them")
         yield _rows(HELP_ALL, "every option, with all that is said of it")
 
-    def _option_of(self, kind: Any, setting: Setting) -> str:
-        return f"--{self.named(kind, setting.path).replace('_', '-')}"
+    def _option_of(self, kind: Any, path: str) -> str:
+        return f"--{self.named(kind, path).replace('_', '-')}"
+
+    def _name(self, kind: Any, setting: Setting) -> str:
+        """What help and errors call a setting: `--max-turns`, or `FILES` for words that stand by themselves."""
+        return setting.name.upper() if setting.positional else self._option_of(kind, setting.path)
 
     def section(self, title: str, settings: Sequence[Setting], *, whole: bool = False) -> Iterator[str]:
         yield f"{title}:"
@@ -260,11 +246,9 @@ class Verb(Generic[T]):
                 continue
             of_verb = setting is settings_of(self.own).get(setting.path)
             kind = self.own if of_verb else self.spec
-            name = setting.name.upper() if setting.positional else self._option_of(kind, setting)
             kinds = [str(kind_of(owner)) for owner in setting.owners if kind_of(owner) is not None]
-            choices = choices_of(setting.type) or [
-                str(kind_of(table)) for table in setting.tables if of_verb and kind_of(table)
-            ]
+            tables = [str(kind_of(table)) for table in setting.tables if of_verb and kind_of(table)]
+            choices = choices_of(setting.type) or tables
             about = setting.about if whole else _first_sentence(setting.about)
             about += f" ({', '.join(choices)})" if choices else ""
             usual = flat(self.usual).get(setting.path, setting.default)
@@ -273,7 +257,7 @@ class Verb(Generic[T]):
             default_text = "(required)" if needed else "" if setting.tables else _shown(usual)
             # an option of one kind chooses that kind
             note = f" [only for {', '.join(kinds)}]" if kinds and (whole or len(kinds) > 1) else ""
-            yield _rows(f"{name} {default_text}", about + note)
+            yield _rows(f"{self._name(kind, setting)} {default_text}", about + note)
 
 
 def _rows(left: str, right: str) -> str:
@@ -350,10 +334,10 @@ def _keep_inputs(options: Any, config: str | None, tables: Sequence[Mapping[str,
         return
     values = [value for path, value in flat(to_table(options)).items() if path != "out"]
     values += [config, *(value for table in tables for value in flat(table).values())]
-    texts = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
-    named = [text for text in texts if isinstance(text, str)]
-    named += [text[index + 1 :] for text in named for index, letter in enumerate(text) if letter in "=:"]
-    keep_inputs(out, named, TurngymError)
+    items = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+    texts = [item for item in items if isinstance(item, str)]
+    texts += [text[index + 1 :] for text in texts for index, letter in enumerate(text) if letter in "=:"]
+    keep_inputs(out, texts, TurngymError)
 
 
 def list_presets(argv: Sequence[str]) -> bool:

@@ -92,13 +92,13 @@ def _export_prompts(command: ExportPrompts) -> int:
     env, task_ids, hashes = _opened(command)
     task_ids = task_ids[: command.limit]
     try:
-        questions = isinstance(env.unwrapped, SearchEnv)
-        form = command.form if command.form != "auto" else "search-r1" if questions else "tasks"
+        asks = isinstance(env.unwrapped, SearchEnv)
+        form = command.form if command.form != "auto" else "search-r1" if asks else "tasks"
         if form == "tasks":
             count = write_prompt_rows(_rows(env, task_ids, hashes, command.seed), command.out)
-        elif questions:
-            played = [env.unwrapped.source.questions[name] for name in task_ids]
-            count = write_prompts(played, command.out, command.prompt)
+        elif asks:
+            questions = [env.unwrapped.source.questions[task_id] for task_id in task_ids]
+            count = write_prompts(questions, command.out, command.prompt)
         else:
             raise TurngymError("--form search-r1: only questions of turngym/Search-v0 have it; use --form tasks")
     finally:
@@ -305,9 +305,9 @@ def _export_games(command: ExportGames) -> int:
     panel = None if command.panel is None else load_panel(command.panel)
     kwargs = json_object("--env-kwargs", command.env_kwargs)
     if panel is not None and plain_id(panel.env_id) != ALFWorldEnv.env_id:
-        problem = f"its tasks are of {panel.env_id}"
         raise TurngymError(
-            f"panel export-games {panel.full_name}: {problem}; games are exported of {ALFWorldEnv.env_id}"
+            f"panel export-games {panel.full_name}: its tasks are of {panel.env_id}; games are exported of "
+            f"{ALFWorldEnv.env_id}"
         )
     env = make(ALFWorldEnv.env_id, kwargs) if panel is None else panel.make_env()
     try:
@@ -324,7 +324,8 @@ def _search_tests(command: SearchTests) -> int:
     panels = write_test_sets(command.files, command.out)
     for panel in panels:
         print(f"{command.out / panel.full_name}.json: {len(panel.tasks):,} questions, the official number")
-    if missing := [name for name in SETS if f"search-{name}-test" not in {panel.name for panel in panels}]:
+    written = {panel.name for panel in panels}
+    if missing := [name for name in SETS if f"search-{name}-test" not in written]:
         print(f"not in these files: {', '.join(missing)}")
     return 0
 

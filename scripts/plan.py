@@ -10,6 +10,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from turngym.agents.models import base_model, model_config
@@ -63,15 +64,12 @@ class PlanOptions(Spec):
 
 def plan_table(options: PlanOptions) -> Table:
     """One line per number of GPUs. Raises TurngymError for names that are unknown."""
-    memory = ("states", "update", "scoring", "rollout", "peak")
+    memory = {part: part for part in ("states", "update", "teacher", "rollout", "peak")} | {"teacher": "scoring"}
     seconds = ("rollout", "teacher", "update", "step", "eval")
     return table_of(
         {
             "GPUs": str(gpus),
-            **{
-                f"{'teacher' if part == 'scoring' else part} GB": f"{getattr(planned, part) / 1e9:.1f}"
-                for part in memory
-            },
+            **{f"{part} GB": f"{getattr(planned, key) / 1e9:.1f}" for part, key in memory.items()},
             "fits": "yes" if planned.fits else "no",
             "at once": str(planned.at_once),
             **{f"{part} s": f"{getattr(planned, f'{part}_s'):.1f}" if planned.fits else "-" for part in seconds},
@@ -118,6 +116,10 @@ def notes(options: PlanOptions) -> list[str]:
     held = f"{work.dtype} weights, {trained} of the student"
     if work.lora_rank:
         held = f"{work.dtype} weights of the student, adapters of rank {work.lora_rank} with {trained}"
+    engine = (
+        f"rollout: the {work.engine} server of --engine, {work.engine_memory:.0%} of the chip's memory for its own "
+        f"{work.played_dtype} weights and cache; it sleeps while the teacher scores and the student learns."
+    )
     return [
         f"{work.episodes} episodes of {rows} {'row' if rows == 1 else 'rows'} and {work.tokens:,} tokens per step "
         f"(memory {work.memory}: the longest row has {work.length:,}; {tokens:,} in all, "
@@ -128,11 +130,7 @@ def notes(options: PlanOptions) -> list[str]:
         "peak is the largest sum.",
         f"at once: episodes that one GPU plays side by side; the {work.played_dtype} cache of one takes "
         f"{_shape(options.student).episode_bytes(work.length, work.played_dtype) / 1e9:.2f} GB.",
-        *[
-            f"rollout: the {work.engine} server of --engine, {work.engine_memory:.0%} of the chip's memory for its own "
-            f"{work.played_dtype} weights and cache; it sleeps while the teacher scores and the student learns."
-        ]
-        * served,
+        *([engine] if served else []),
         f"eval s: {work.eval_episodes} episodes, divided among the processes as those of a step are.",
         f"Times assume {work.compute_share:.0%} of the chip's operations, {work.decode_share:.0%} of its bandwidth, "
         f"{work.start_us:g} microseconds to start an operation, and no waiting for the environments or the network: "
@@ -180,10 +178,12 @@ def _ahead(options: PlanOptions) -> list[str]:
     for gpus, in_turn in _estimates(options).items():
         ahead = max(served[gpus].rollout_s, served[gpus].teacher_s + served[gpus].update_s)
         seconds += [f"{gpus}: {ahead:.1f} instead of {in_turn.step_s:.1f}"] if in_turn.fits else []
+    if not seconds:
+        return []
     return [
         "step s: in turn, nothing overlaps. With --staleness 1 and engines of their own (--policy-server) on as many "
         f"GPUs again, a step takes the longer of playing and learning, in seconds: {', '.join(seconds)}."
-    ] * bool(seconds)
+    ]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -280,9 +280,8 @@ def _run_config(table: Mapping[str, Any], where: str) -> Resolved[TrainConfig]:
     # a file that names no algorithm is meant for the one whose settings it has
     algorithm = next((name for name in BUILT_IN if name.replace("-", "_") in table), DEFAULT)
     needed = Layer(name="plan", table={"student": "1.7B", "out": "."}, asked=True)
-    return resolve_training(
-        str(table.get("algorithm", algorithm)), [needed, Layer(name=where, table=table, asked=True)]
-    )
+    layers = [needed, Layer(name=where, table=table, asked=True)]
+    return resolve_training(str(table.get("algorithm", algorithm)), layers)
 
 
 def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
@@ -292,8 +291,6 @@ def _reference(config: TrainConfig, algorithm: Algorithm) -> str:
 
 
 def _shape(name: str) -> ModelShape:
-    from pathlib import Path
-
     folder = Path(name)
     while base := base_model(folder):
         folder = base

@@ -13,12 +13,14 @@ from msgspec import Meta
 
 from turngym.agents.evaluation.play_episodes import play_episodes
 from turngym.agents.evaluation.scores import Scores, score, success_table
+from turngym.agents.models import load_model
 from turngym.agents.playing.env_maker import probe
+from turngym.agents.saved_model import save_model, save_tokenizer
 from turngym.agents.worlds import load_world
 from turngym.agents.worlds.any_world import TEACHER_STEPS, AnyWorld
 from turngym.agents.worlds.worlds import EmbeddedWorld, TinyRecipe
 from turngym.core.errors import TurngymError, did_you_mean
-from turngym.core.files import locked_folder
+from turngym.core.files import locked_folder, new_folder, write_sums
 from turngym.core.numbers import Count, Million, Seed
 from turngym.core.plugins import need
 from turngym.core.setting import fields_of
@@ -68,30 +70,30 @@ class AnyOptions(Spec):
             seed=seed,
         )
 
-    def measured(self, asked: AnyWorld, models: Mapping[str, Path], out: Path) -> str:
+    def measured(self, world: AnyWorld, models: Mapping[str, Path], out: Path) -> str:
         """A table of how often models, a random player and the expert succeed; the numbers are kept in `out`."""
-        kwargs = {**asked.make, "split": self.eval_split or self.split, "max_turns": self.max_turns}
-        base = probe(asked.env_id, kwargs)
+        kwargs = {**world.make, "split": self.eval_split or self.split, "max_turns": self.max_turns}
+        tasks = len(tasks_of(probe(world.env_id, kwargs)))
         agents = {name: f"model:{folder}" for name, folder in models.items()} | {"expert": self.expert}
-        scores_of = {name: self._played(asked, agent, kwargs, len(tasks_of(base))) for name, agent in agents.items()}
-        numbers = {name: scores.overall for name, scores in scores_of.items()}
-        table = {
+        scores_of = {name: self._played(world, agent, kwargs, tasks) for name, agent in agents.items()}
+        overall = {name: scores.overall for name, scores in scores_of.items()}
+        numbers = {
             name: {"avg": row.avg.mean, "low": row.avg.low, "high": row.avg.high, "episodes": row.episodes}
-            for name, row in numbers.items()
+            for name, row in overall.items()
         }
-        (out / SUCCESS_FILE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        (out / SUCCESS_FILE).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         text = table_text(columns(success_table(scores_of)))
         # rewards tell a group's attempts apart only where some win
-        if "student" in table and not table["student"]["avg"]:
+        if "student" in numbers and not numbers["student"]["avg"]:
             text += f"the student won nothing, and rewards compare: --student-steps above {self.student_steps}\n"
         return text
 
     def _played(self, world: AnyWorld, agent: str, kwargs: Mapping[str, Any], tasks: int) -> Scores:
-        many = min(tasks, self.eval_episodes)
-        samples = max(self.eval_episodes // many, 1)
-        settings: dict[str, Any] = {"tasks": many, "samples": samples, "seed": world.seed, "env_kwargs": kwargs}
+        played = min(tasks, self.eval_episodes)
+        samples = max(self.eval_episodes // played, 1)
+        settings: dict[str, Any] = {"tasks": played, "samples": samples, "seed": world.seed, "env_kwargs": kwargs}
         # where every task is played, drawing would only change their order
-        settings |= {"draw": many < tasks, "progress": False}
+        settings |= {"draw": played < tasks, "progress": False}
         settings |= {"threads": 1} if agent.startswith("model:") else {}
         return score(play_episodes(world.env_id, agent, **settings).episodes)
 
@@ -118,10 +120,8 @@ class Pretrain(Spec):
 
     def unread(self) -> Unread:
         if "/" not in self.world:
-            names = (item.name for item in fields_of(AnyOptions))
-            yield from needing(
-                "an environment by its id as --world (an embedded one has its own)", *(f"any.{name}" for name in names)
-            )
+            names = (f"any.{field.name}" for field in fields_of(AnyOptions))
+            yield from needing("an environment by its id as --world (an embedded one has its own)", *names)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -215,10 +215,6 @@ def sft_settings(world: EmbeddedWorld, recipe: TinyRecipe) -> dict[str, Any]:
 
 def _store(trained: Path, folder: Path, dtype: str) -> Path:
     """A copy of a model in the precision `dtype`, all of it or nothing."""
-    from turngym.agents.models import load_model
-    from turngym.agents.saved_model import save_model
-    from turngym.core.files import new_folder, write_sums
-
     with new_folder(folder) as partial:
         shutil.copytree(trained, partial, dirs_exist_ok=True)
         if dtype != "float32":
@@ -228,7 +224,7 @@ def _store(trained: Path, folder: Path, dtype: str) -> Path:
     return folder
 
 
-def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool = False) -> Path:
+def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: bool) -> Path:
     """The folder that a recipe starts from, with the world's tokenizer and chat settings."""
     if not recipe.start:
         return write_untrained(world, recipe, out / "untrained")
@@ -238,8 +234,6 @@ def write_start(world: EmbeddedWorld, recipe: TinyRecipe, out: Path, resume: boo
         name, _, role = recipe.start.partition("/")
         source = load_world(name).checkpoint(role)
     need("torch", "turngym pretrain", "train")
-    from turngym.agents.models import load_model
-
     model: Any = load_model(source)
     # positions are rotary: a longer context needs no other weights
     model.config.max_position_embeddings = world.chat.max_context or 1024
@@ -266,9 +260,6 @@ def write_untrained(world: EmbeddedWorld, recipe: TinyRecipe, folder: Path) -> P
 
 
 def _write(world: EmbeddedWorld, model: Any, tokenizer: Any, folder: Path) -> Path:
-    from turngym.agents.saved_model import save_model, save_tokenizer
-    from turngym.core.files import write_sums
-
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
     save_tokenizer(tokenizer, folder)

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,10 @@ from turngym.core.numbers import Count, Million, Seed
 from turngym.core.spec import Spec
 from turngym.core.tables import print_table
 from turngym.envs.panels import load_panel
+from turngym.scripts import report, trace
 from turngym.scripts.jobs import RunJob, Runner
 from turngym.scripts.options import read_options
+from turngym.trainers.metrics import read_metrics
 
 
 class Quickstart(Spec):
@@ -115,9 +116,8 @@ class QuickstartPlan:
             self._evaluation(name, model, self.out / "eval" / name)
             for name, model in (("teacher", self.teacher), ("student", self.student))
         ]
-        played += [
-            self._evaluation(f"{job.name} after", job.model, job.folder / "eval", needs=(job,)) for job in trained
-        ]
+        for job in trained:
+            played.append(self._evaluation(f"{job.name} after", job.model, job.folder / "eval", needs=(job,)))
         return [*trained, *played]
 
     def _training(self, method: str) -> RunJob:
@@ -168,8 +168,6 @@ def main(argv: Sequence[str]) -> int:
 
 def write_report(plan: QuickstartPlan) -> None:
     """Writes the report, and a page with every episode of the last method."""
-    report, trace = (import_module(f"turngym.scripts.{verb}") for verb in ("report", "trace"))
-
     runs = [f"{name}={plan.out / 'eval' / name}" for name in ("student", "teacher")]
     report.main([*runs, *(f"{method}={plan.out / method}" for method in plan.methods), "--out", str(plan.out)])
     # an adapter has no tokenizer of its own
@@ -181,8 +179,6 @@ def write_report(plan: QuickstartPlan) -> None:
 
 def _verdict(plan: QuickstartPlan, results: Mapping[str, EvalResult]) -> str:
     """Says in sentences how well each method did."""
-    from turngym.trainers.metrics import read_metrics
-
     success = {name: 100 * result.scores.overall.avg.mean for name, result in results.items()}
     start, teacher = success["student"], success["teacher"]
     lines = [f"Avg@{plan.samples} of the student: {start:.1f} % before, the teacher has {teacher:.1f} %."]

@@ -19,12 +19,7 @@ from html import escape
 from pathlib import Path
 
 from turngym.agents.endpoint.usage import Usage, usage_table
-from turngym.agents.evaluation.scores import (
-    Scores,
-    behavior_table,
-    score_seeds,
-    success_table,
-)
+from turngym.agents.evaluation.scores import Scores, behavior_table, score_seeds, success_table
 from turngym.core.clean_keys import recorded_command
 from turngym.core.errors import TurngymError
 from turngym.core.setting import Positional
@@ -54,7 +49,8 @@ from turngym.scripts.report_tables import (
     variant_table,
 )
 from turngym.scripts.report_training import accuracy_figure, cost_figures, depth_figures, draw_summary
-from turngym.scripts.report_turns import episode_figures
+from turngym.scripts.report_turns import episode_figures, turn_figures
+from turngym.trainers.study.tables import notes_of, tables_of
 
 # Sections: headings with paragraphs, tables and figures, in the order in which the report shows them.
 
@@ -76,35 +72,36 @@ class Section:
 
 
 def sections(
-    methods: Sequence[Method], scores: dict[str, Scores], found: Sequence[Diagnosed], paired: Paired
+    methods: Sequence[Method], scores: dict[str, Scores], runs: Sequence[Diagnosed], paired: Paired
 ) -> list[Section]:
     """Returns the sections of the report. Figures are only described here; they are drawn later, or not at all. Methods
-    without episodes are not in `scores`; without diagnostics (`found`) the report has none."""
+    without episodes are not in `scores`; without diagnosed `runs` the report has no diagnostics."""
     built = []
     if (table := paired.table()) is not None:
         built.append(Section(title="Paired difference", parts=(("paired", table), PAIRED)))
     if scores:
         counted = [method for method in methods if method.name in scores]
-        success = _by_panel(
-            counted, "success", lambda group: success_table({shown.name: scores[shown.name] for shown in group})
-        )
+
+        def success_of(group: Sequence[Method]) -> Table:
+            return success_table({method.name: scores[method.name] for method in group})
+
+        success = _by_panel(counted, "success", success_of)
         text = "The last evaluation. Intervals: 95 %, over tasks, and over seeds where a row has several. Episodes "
         text += "that ended in errors are not counted."
         text += "".join(f" ~ is approximate: {why}." for why in approximate(scores))
-        departures_told = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
-        built.append(Section(title="Success (%)", parts=(*success, text, *departures_told)))
+        departing = [f"{method.name}: {method.first.departs}." for method in methods if method.first.departs]
+        built.append(Section(title="Success (%)", parts=(*success, text, *departing)))
         built.append(Section(title="Behavior", parts=(("behavior", behavior_table(scores)),)))
-    noted = {method.name: [run.used for run in method.runs if run.used is not None] for method in methods}
-    used = {name: sum(usages, start=Usage()) for name, usages in noted.items() if usages}
-    for table in usage_table(used):
+    usages = {method.name: [run.used for run in method.runs if run.used is not None] for method in methods}
+    for table in usage_table({name: sum(used, start=Usage()) for name, used in usages.items() if used}):
         built.append(Section(title="Tokens and cost", parts=(("usage", table),)))
     if differ := _by_panel(methods, "settings", settings_table):
         built.append(Section(title="Settings that differ", parts=tuple(differ)))
     if any(method.records for method in methods):
         built.append(Section(title="Training", parts=tuple(_training(methods))))
-    built += _diagnostics(found)
-    traces = {method.name: item for method in methods if (item := trace_curves_of(method)) is not None and item.turns}
-    if traces:
+    built += _diagnostics(runs)
+    curves = {method.name: trace_curves_of(method) for method in methods}
+    if traces := {name: trace for name, trace in curves.items() if trace is not None and trace.turns}:
         places = {method.name: method.place for method in methods}
         built.append(Section(title="Episodes", parts=tuple(episode_figures(traces, places))))
     skipped = [line for method in methods for run in method.runs for line in run.skipped]
@@ -139,9 +136,6 @@ def _training(methods: Sequence[Method]) -> list[Part]:
         "is too high by chance: by 2 points of 5, by 3.5 of 20, where nothing but chance differs.",
     ]
     studies, notes = records_of(methods)
-    # brings what only training needs
-    from turngym.trainers.study.tables import notes_of, tables_of
-
     for shown in (shown for study in studies for shown in tables_of(study)):
         world = shown.world
         # as the files of a study are called
@@ -153,32 +147,29 @@ def _training(methods: Sequence[Method]) -> list[Part]:
     return [*parts, *(accuracy_figure(world, rows, places) for world, rows in worlds_of(studies).items())]
 
 
-def _diagnostics(diagnosed_runs: Sequence[Diagnosed]) -> list[Section]:
-    if not diagnosed_runs:
+def _diagnostics(runs: Sequence[Diagnosed]) -> list[Section]:
+    if not runs:
         return []
     # brings torch, which a report of evaluations does without
-    from turngym.scripts.report_turns import turn_figures
     from turngym.trainers.study.regime_table import ABOUT, MeasuredRegime, regime_table
 
-    notes = tuple(f"{run.name}: settings not known ({run.note})" for run in diagnosed_runs if run.note)
+    notes = tuple(f"{run.name}: settings not known ({run.note})" for run in runs if run.note)
     regimes = {
         run.name: {
             f"{phase} ({run.diagnosis.by_turn.curves[phase].steps})": MeasuredRegime(regime=signs)
             for phase, signs in run.diagnosis.regimes.items()
         }
-        for run in diagnosed_runs
+        for run in runs
     }
     measured: tuple[Part, ...] = (("regime", regime_table(regimes)), ABOUT) if any(regimes.values()) else ()
-    controller, counterfactual, budget, horizon = depth_figures(diagnosed_runs)
-    depth: list[Part] = [*notes, ("budget", budget_table(diagnosed_runs)), budget]
+    controller, counterfactual, budget, horizon = depth_figures(runs)
+    depth: list[Part] = [*notes, ("budget", budget_table(runs)), budget]
     depth += [*([controller] if controller.panels else []), counterfactual]
-    depth += (
-        [("variants", variant_table(diagnosed_runs))] if any(run.diagnosis.variants for run in diagnosed_runs) else []
-    )
+    depth += [("variants", variant_table(runs))] if any(run.diagnosis.variants for run in runs) else []
     return [
-        Section(title="Along an episode", parts=(*measured, *turn_figures(diagnosed_runs))),
+        Section(title="Along an episode", parts=(*measured, *turn_figures(runs))),
         Section(title="Depth and weights", parts=(*depth, horizon)),
-        Section(title="Time and numerics", parts=tuple(cost_figures(diagnosed_runs))),
+        Section(title="Time and numerics", parts=tuple(cost_figures(runs))),
     ]
 
 
@@ -201,12 +192,12 @@ def head(
 ) -> Head:
     """The head of a report: title, summary and facts."""
     runs = [run for method in methods for run in method.runs]
-    envs = dict.fromkeys(shown.task.env_id for run in runs for shown in run.episodes)
+    envs = dict.fromkeys(episode.task.env_id for run in runs for episode in run.episodes)
     envs |= dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
     panels = dict.fromkeys(run.panel for run in runs if run.panel)
-    names = [shown.label for shown in methods if shown.records] or [shown.label for shown in methods]
+    names = [method.label for method in methods if method.records] or [method.label for method in methods]
     where = ", ".join(panels or envs) + (", scores approximate" if approximate(scores) else "")
-    facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)])] + [_origin(shown) for shown in methods]
+    facts = [", ".join([*envs, *(f"panel {panel}" for panel in panels)]), *map(_origin, methods)]
     return Head(
         title=title or ", ".join(names) + (f": {where}" if where else ""),
         summary=" ".join([*_outcome(paired), *_levels(scores, paired), *_costs(methods)]),
@@ -348,7 +339,7 @@ def _numbers(figure: Figure) -> str:
 def _table(table: Table) -> str:
     header, rows = table
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    cells = [[f"<td{' class=text' if len(text) > 40 else ''}>{escape(text)}</td>" for text in row] for row in rows]
+    cells = [[f"<td{' class=text' if len(cell) > 40 else ''}>{escape(cell)}</td>" for cell in row] for row in rows]
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -391,9 +382,9 @@ def main(argv: Sequence[str]) -> int:
         for method in methods
         if method.first.episodes
     }
-    diagnosed_runs = diagnosed([run for method in methods for run in method.runs]) if options.diagnostics else []
+    runs = diagnosed([run for method in methods for run in method.runs]) if options.diagnostics else []
     paired = paired_of(methods, different_settings=options.different_settings)
-    built = sections(methods, scores, diagnosed_runs, paired)
+    built = sections(methods, scores, runs, paired)
     # where the report is written to says nothing of it
     command = recorded_command(["turngym", "report", *pop_option(argv, "--out")[0]])
     top = head(methods, scores, paired, options.title, command)
@@ -402,12 +393,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
-    summary = options.figure
+    summary = False
     if options.figure:
         try:
             summary = draw_summary(methods, worlds_of(records_of(methods)[0]), scores, options.out / "report.png")
         except TurngymError as error:
-            summary = False
             failed.append(str(error))
     failed += _write(options, top, built, summary=summary)
     for line in dict.fromkeys(failed):

@@ -33,12 +33,15 @@ from turngym.core.settings import read_toml
 from turngym.core.spec import to_table
 from turngym.core.trace import iter_trace, read_specs
 from turngym.core.user_files import named_path
+from turngym.trainers.diagnostics.trace_curves import TraceCurves, trace_curves
+from turngym.trainers.metrics import iter_metrics
 from turngym.trainers.study.records import RECORD, WHOLE, Record, Records, cut_to, read_record, record_of_run
+from turngym.trainers.study.results import Rows, same_step_maps
+from turngym.trainers.study.tables import last_evaluations
 
 if TYPE_CHECKING:
     from turngym.trainers.diagnostics.diagnose import Diagnosis
-    from turngym.trainers.diagnostics.trace_curves import TraceCurves
-    from turngym.trainers.study.results import Rows
+
 TRACES = ("trace.jsonl", "eval/trace.jsonl", "eval/step_*.jsonl", "step_*.jsonl")
 """Where a run's evaluation is looked for; of a training run's evaluations the last one counts."""
 
@@ -108,11 +111,11 @@ class Method:
         for run, record in zip([run for run in self.runs if run.training], self.records, strict=True):
             recorded = [(step, float(cap)) for step in record.steps if (cap := step.get("depth/cap")) is not None]
             caps = [cap for _, cap in recorded]
-            if caps and len({*caps, *([run.config["max_turns"]] if "max_turns" in run.config else [])}) > 1:
+            full = [run.config["max_turns"]] if "max_turns" in run.config else []
+            if caps and len({*caps, *full}) > 1:
                 # a probe plays all turns, whatever the depth
-                last_caps.append(
-                    next((cap for step, cap in reversed(recorded) if not step.get("depth/probe")), caps[-1])
-                )
+                unprobed = [cap for step, cap in recorded if not step.get("depth/probe")]
+                last_caps.append((unprobed or caps)[-1])
         return fmean(last_caps) if last_caps else None
 
 
@@ -259,7 +262,7 @@ def unlike(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
     names = dict.fromkeys(name for settings in every for name in settings)
     differ = [name for name in names if _differs(name, runs, every)]
-    return {name: [of_run.get(name) for of_run in every] for name in sorted(differ, key=rank)}
+    return {name: [settings.get(name) for settings in every] for name in sorted(differ, key=rank)}
 
 
 def _differs(name: str, runs: Sequence[Run], every: Sequence[Mapping[str, Any]]) -> bool:
@@ -271,10 +274,10 @@ def _differs(name: str, runs: Sequence[Run], every: Sequence[Mapping[str, Any]])
 
 def _other_method(first: Run, run: Run) -> tuple[str, Any, Any] | None:
     """The first setting, with both values, by which two runs cannot be seeds of one method."""
-    for name, (first_value, second_value) in unlike([first, run]).items():
+    for name, (value, other) in unlike([first, run]).items():
         # the model that a seed was trained to is its own
         if name != "weights" or first.training is not None:
-            return name, first_value, second_value
+            return name, value, other
     return None
 
 
@@ -297,28 +300,31 @@ def methods_of(specs: Sequence[str]) -> list[Method]:
             raise TurngymError(f"two runs are called {name!r}; tell them apart with NAME=PATH")
         for run in group[1:]:
             if difference := _other_method(group[0], run):
+                setting, value, other = difference
                 raise TurngymError(
-                    f"runs called {name!r} differ in more than their seed: {difference[0]} is {difference[1]!r} in "
-                    f"{group[0].path} and {difference[2]!r} in {run.path}; give them different names"
+                    f"runs called {name!r} differ in more than their seed: {setting} is {value!r} in "
+                    f"{group[0].path} and {other!r} in {run.path}; give them different names"
                 )
         # evaluations of two models may have been sampled with one seed
-        seed_counts = Counter((run.seed, None if run.training else _weights(run)) for run in group)
-        if ((seed := seed_counts.most_common(1)[0])[1] > 1 and seed[0][0] is not None) or len(
-            {run.path for run in group}
-        ) < len(group):
-            shared = f"the seed {seed[0][0]}" if seed[0][0] is not None else "one path"
+        seeds = Counter((run.seed, None if run.training else _weights(run)) for run in group)
+        [((seed, _), count)] = seeds.most_common(1)
+        one_path = len({run.path for run in group}) < len(group)
+        if one_path or (count > 1 and seed is not None):
+            shared = "one path" if seed is None else f"the seed {seed}"
             raise TurngymError(f"two runs are called {name!r} and have {shared}; tell them apart with NAME=PATH")
-    return [_method(name, index, group) for index, (name, group) in enumerate(_alike(groups))]
+    return [_method(name, place, group) for place, (name, group) in enumerate(_alike(groups))]
 
 
 def _alike(groups: Mapping[str, list[Run]]) -> list[tuple[str, list[Run]]]:
     """The groups with their names. Training runs that differ in their seed alone become one group."""
-    merged_groups: list[list[Run]] = []
+    merged: list[list[Run]] = []
     for group in groups.values():
-        run = group[0]
-        same = [merged for merged in merged_groups if len(group) == 1 and _only_seeds_differ([*merged, run])]
-        same[0].append(run) if same else merged_groups.append(list(group))
-    return [(_common_name([run.name for run in group], groups), group) for group in merged_groups]
+        alike = [runs for runs in merged if len(group) == 1 and _only_seeds_differ([*runs, *group])]
+        if alike:
+            alike[0].extend(group)
+        else:
+            merged.append(list(group))
+    return [(_common_name([run.name for run in runs], groups), runs) for runs in merged]
 
 
 def _only_seeds_differ(runs: Sequence[Run]) -> bool:
@@ -335,22 +341,20 @@ def _common_name(names: Sequence[str], used: Mapping[str, object]) -> str:
     return common if common and common not in used else f"{names[0]} ... {names[-1]}"
 
 
-def _method(name: str, index: int, group: Sequence[Run]) -> Method:
+def _method(name: str, place: int, group: Sequence[Run]) -> Method:
     runs = sorted(group, key=lambda run: (run.seed is None, run.seed or 0))
     tasks = [{episode.task.task_id for episode in run.episodes if not episode.status.is_error} for run in runs]
-    every = set[str].intersection(*tasks)
-    if every and (missing := set[str].union(*tasks) - every):
+    shared = set[str].intersection(*tasks)
+    if shared and (missing := set[str].union(*tasks) - shared):
         # a mean over seeds is over tasks that all of them played
         note = f"{name}: {len(missing)} tasks left out that not every seed has an episode of, as {min(missing)}"
-        shared_episodes = [[episode for episode in run.episodes if episode.task.task_id in every] for run in runs]
-        runs = [replace(run, episodes=episodes) for run, episodes in zip(runs, shared_episodes, strict=True)]
+        kept = [[episode for episode in run.episodes if episode.task.task_id in shared] for run in runs]
+        runs = [replace(run, episodes=episodes) for run, episodes in zip(runs, kept, strict=True)]
         runs[0] = replace(runs[0], skipped=(*runs[0].skipped, note))
-    episode = len(runs) == 1
-    labels = [
-        name if episode else f"{name} seed {index if run.seed is None else run.seed}" for index, run in enumerate(runs)
-    ]
-    runs = [replace(run, name=label, place=index) for run, label in zip(runs, labels, strict=True)]
-    return Method(name=name, place=index, runs=tuple(runs), records=tuple(_records(name, runs)))
+    seeds = [number if run.seed is None else run.seed for number, run in enumerate(runs)]
+    labels = [name] if len(runs) == 1 else [f"{name} seed {seed}" for seed in seeds]
+    runs = [replace(run, name=label, place=place) for run, label in zip(runs, labels, strict=True)]
+    return Method(name=name, place=place, runs=tuple(runs), records=tuple(_records(name, runs)))
 
 
 def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
@@ -376,7 +380,7 @@ def records_of(methods: Sequence[Method]) -> tuple[list[Records], list[str]]:
 
     Tasks count that all evaluations of a world have episodes of. The first method of a world is its baseline.
     """
-    measured = [method for method in methods if method.records and all(cell.evaluations for cell in method.records)]
+    measured = [method for method in methods if method.records and all(run.evaluations for run in method.records)]
     worlds: list[tuple[set[str], list[Method]]] = []
     notes = []
     for method in measured:
@@ -384,14 +388,13 @@ def records_of(methods: Sequence[Method]) -> tuple[list[Records], list[str]]:
         tasks = set[str].intersection(*(set(point.tasks) for point in points))
         if not tasks or WHOLE in tasks:
             tasks = {WHOLE}
-            notes.append(
-                f"{method.name}: not every evaluation has a trace, so that their means count as of a single task"
-            )
+            why = "not every evaluation has a trace, so that their means count as of a single task"
+            notes.append(f"{method.name}: {why}")
         elif left_out := len(set[str].union(*(set(point.tasks) for point in points)) - tasks):
             notes.append(f"{method.name}: {left_out} tasks left out that not every evaluation has an episode of")
-        for index, (shared_tasks, group) in enumerate(worlds):
-            if 2 * len(tasks & shared_tasks) > max(len(tasks), len(shared_tasks)):
-                worlds[index] = tasks & shared_tasks, [*group, method]
+        for index, (of_world, group) in enumerate(worlds):
+            if 2 * len(tasks & of_world) > max(len(tasks), len(of_world)):
+                worlds[index] = tasks & of_world, [*group, method]
                 break
         else:
             worlds.append((tasks, [method]))
@@ -426,20 +429,11 @@ def same_step_of(methods: Sequence[Method]) -> tuple[SameStep, dict[str, str]]:
     """
     maps: dict[str, Mapping[int, TaskMeans]] = {}
     labels: dict[str, str] = {}
-    if not any(method.records for method in methods):
-        return maps, labels
-    # brings what only training needs
-    from turngym.trainers.study.results import same_step_maps
-    from turngym.trainers.study.tables import last_evaluations
-
-    during = {
-        compared.name
-        for compared in methods
-        if all(run.trace and run.trace.match("step_*.jsonl") for run in compared.runs)
-    }
+    during = [method for method in methods if all(run.trace and run.trace.match("step_*.jsonl") for run in method.runs)]
+    names = {method.name for method in during}
     for rows in worlds_of(records_of(methods)[0]).values():
         for name, seeds in same_step_maps(rows)[1].items():
-            if name in during and not any(WHOLE in tasks for tasks in seeds.values()):
+            if name in names and not any(WHOLE in tasks for tasks in seeds.values()):
                 maps[name], labels[name] = seeds, last_evaluations(rows)
     return maps, labels
 
@@ -455,9 +449,8 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
         return []
     from turngym.trainers.diagnostics.controller_replay import run_controls
     from turngym.trainers.diagnostics.diagnose import diagnose
-    from turngym.trainers.metrics import iter_metrics
 
-    all_diagnosed = []
+    diagnosed_runs = []
     for run in runs:
         folder = run.training
         if folder is None or not any(row.get("depth/cap") is not None for row in iter_metrics(folder)):
@@ -471,15 +464,13 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
             alpha=controls.alpha,
         )
         if diagnosis.shape.turns:
-            about = {"name": run.name, "place": run.place, "note": controls.note}
-            all_diagnosed.append(Diagnosed(diagnosis=diagnosis, controlled=controlled, **about))  # type: ignore[arg-type]
-    return all_diagnosed
+            about: dict[str, Any] = {"name": run.name, "place": run.place, "note": controls.note}
+            diagnosed_runs.append(Diagnosed(diagnosis=diagnosis, controlled=controlled, **about))
+    return diagnosed_runs
 
 
 def trace_curves_of(method: Method) -> TraceCurves | None:
     """Curves by turn of a method's episodes, which are read once more; None without a trace."""
-    from turngym.trainers.diagnostics.trace_curves import trace_curves
-
     paths = [run.trace for run in method.runs if run.trace is not None]
     if not paths:
         return None

@@ -210,13 +210,12 @@ def _share(axes: Any) -> list[Ends]:
     all_ends: list[dict[str, tuple[float, float]]] = [{} for _ in axes]
     for name in "xy":
         labels = [getattr(axis, f"get_{name}label")() for axis in axes]
-        for index, axis in enumerate(axes):
-            alike = [axes[n] for n in range(len(axes)) if n == index or (labels[n] and labels[n] == labels[index])]
-            ranges = [getattr(shared, f"get_{name}lim")() for shared in alike]
+        limits = [getattr(axis, f"get_{name}lim")() for axis in axes]
+        for index, (start, end) in enumerate(limits):
+            shared = [limits[n] for n in range(len(axes)) if n == index or (labels[n] and labels[n] == labels[index])]
+            low, high = min(map(min, shared)), max(map(max, shared))
             # an axis that points down stays so
-            low, high = min(map(min, ranges)), max(map(max, ranges))
-            limits = getattr(axis, f"get_{name}lim")()
-            all_ends[index][name] = (low, high) if limits[0] <= limits[1] else (high, low)
+            all_ends[index][name] = (low, high) if start <= end else (high, low)
     for axis, ends in zip(axes, all_ends, strict=True):
         axis.set(xlim=ends["x"], ylim=ends["y"])
     return [*all_ends]
@@ -292,8 +291,6 @@ def _metadata(suffix: str) -> dict[str, Any]:
 # Curves of training, as studies and reports draw them.
 
 AXES = {"step": "training step", "seconds": "training time (s)", "cpu": "CPU time of training (s)"}
-
-
 MOST_INSIDE = 5
 """Most methods whose legend stands among the curves."""
 
@@ -309,15 +306,12 @@ def curve_panels(
 def _curves(axis: Any, rows: Rows, by: str, places: Mapping[str, int]) -> None:
     for name, seeds in rows.items():
         points, look = curve(seeds), color(places[name])
-        where, label = (
-            [getattr(point, by) for point in points],
-            name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
-        )
-        values = [point.value for point in points]
+        where, values = [getattr(point, by) for point in points], [point.value for point in points]
+        label = name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds"
         axis.plot(where, [100 * value.mean for value in values], marker="o", markersize=3, label=label, **look)
         # of a single task nothing is known
         if points and values[0].tasks > 1:
-            low, high = ([100 * getattr(value, end) for value in values] for end in ("low", "high"))
+            low, high = [100 * value.low for value in values], [100 * value.high for value in values]
             axis.fill_between(where, low, high, color=look["color"], alpha=0.12, linewidth=0)
     axis.set(xlabel=AXES[by], ylabel="success (%)", ylim=(0, None))
     # a legend of many methods would hide their lines

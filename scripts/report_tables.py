@@ -9,22 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from turngym.agents.evaluation.compare import decisive, describe, differences_of, scripted
-from turngym.agents.evaluation.scores import (
-    check_hashes,
-    score_means,
-    task_means,
-)
+from turngym.agents.evaluation.scores import check_hashes, score_means, task_means
 from turngym.agents.evaluation.seeds import NEW_CLUSTERS, Difference, TaskMeans, in_family, rise
 from turngym.agents.evaluation.statistics import ScoreError
 from turngym.core.tables import Table, table_of
-from turngym.scripts.report_data import (
-    Diagnosed,
-    Method,
-    Run,
-    SameStep,
-    same_step_of,
-    unlike,
-)
+from turngym.scripts.report_data import Diagnosed, Method, Run, SameStep, same_step_of, unlike
+from turngym.trainers.study.records import Record
 
 
 def panels_of(methods: Sequence[Method]) -> list[list[Method]]:
@@ -48,10 +38,10 @@ def pairs(methods: Sequence[Method]) -> list[tuple[Method, Method]]:
     """(base, other) of all comparisons, panel by panel: first what was trained side by side, then everything against
     the panel's first method, what was trained before the rest."""
     compared = []
-    for played in panels_of(methods):
-        trained = [method for method in played if method.first.training]
-        untrained = sorted(played[1:], key=lambda method: not method.first.training)
-        compared += [(trained[0], method) for method in trained[1:]] + [(played[0], method) for method in untrained]
+    for panel in panels_of(methods):
+        trained = [method for method in panel if method.first.training]
+        others = sorted(panel[1:], key=lambda method: not method.first.training)
+        compared += [(trained[0], method) for method in trained[1:]] + [(panel[0], method) for method in others]
     return list({(base.name, method.name): (base, method) for base, method in compared}.values())
 
 
@@ -64,7 +54,7 @@ class Compared:
     """How many of the two sides were trained."""
     what: str = "-"
     """What it is the difference of: `success`, `success (mean of the last 4 evaluations)`, `score`."""
-    found: Difference | None = None
+    difference: Difference | None = None
     wider: Difference | None = None
     """The same with its interval for new scenes, worlds or products; None where no two tasks share one."""
     refused: str = ""
@@ -72,7 +62,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """Differences of methods, of which those that were found are one family."""
+    """Comparisons of methods, of which those that have a difference are one family."""
 
     rows: Sequence[Compared]
     levels: Mapping[str, float]
@@ -93,7 +83,7 @@ class Paired:
                 "of": row.what,
             }
             for row in self.rows
-            for difference in [row.found]
+            for difference in [row.difference]
         ]
         return table_of(cells) if cells else None
 
@@ -107,7 +97,8 @@ class Paired:
             off = difference.low > 0 or difference.high < 0
             return -row.trained, not difference.clear, difference.p if off and difference.p is not None else 1.0
 
-        return min(((row, row.found) for row in self.rows if row.found is not None), key=doubt, default=None)
+        compared = [(row, row.difference) for row in self.rows if row.difference is not None]
+        return min(compared, key=doubt, default=None)
 
 
 def paired_of(methods: Sequence[Method], *, different_settings: bool = False) -> Paired:
@@ -116,27 +107,25 @@ def paired_of(methods: Sequence[Method], *, different_settings: bool = False) ->
 
     Evaluations in other settings are not compared unless `different_settings`: the difference would be theirs.
     """
-    means, said = same_step_of(methods)
+    means, labels = same_step_of(methods)
     rows = list[Compared]()
     for base, method in pairs(methods):
-        about = Compared(
-            name=f"{method.name} minus {base.name}",
-            trained=sum(side.first.training is not None for side in (base, method)),
-        )
+        trained = sum(side.first.training is not None for side in (base, method))
+        about = Compared(name=f"{method.name} minus {base.name}", trained=trained)
         differing = _otherwise(base.first, method.first)
         if differing and not different_settings:
             why = f"not compared, played otherwise: {describe(differing)}; --different-settings compares all the same"
             rows.append(replace(about, refused=why))
             continue
-        over = next((said[compared.name] for compared in (method, base) if compared.name in said), None)
+        over = labels.get(method.name, labels.get(base.name))
         about = replace(about, what="success" if over is None else f"success ({over})")
         try:
             rows += _compared(about, base, method, means)
         except ScoreError as error:
             rows.append(replace(about, refused=str(error), what="-"))
-    family = in_family({row.name: row.found for row in rows if row.found is not None})
+    family = in_family({row.name: row.difference for row in rows if row.difference is not None})
     levels = {name: fmean(fmean(tasks.values()) for tasks in seeds.values()) for name, seeds in means.items()}
-    return Paired(rows=[replace(row, found=family.get(row.name)) for row in rows], levels=levels)
+    return Paired(rows=[replace(row, difference=family.get(row.name)) for row in rows], levels=levels)
 
 
 def _otherwise(first: Run, second: Run) -> Mapping[str, Any]:
@@ -149,34 +138,32 @@ def _otherwise(first: Run, second: Run) -> Mapping[str, Any]:
 def _compared(about: Compared, base: Method, method: Method, means: SameStep) -> list[Compared]:
     """The difference of success, at Same-Step where `means` has it, and of the graded score where it says more. Raises
     ScoreError if tasks differ."""
-    sides = [
+    # side -> run -> episodes
+    played = [
         [[episode for episode in run.episodes if not episode.status.is_error] for run in side.runs]
         for side in (base, method)
     ]
-    for played in sides[1]:
-        check_hashes(sides[0][0], played)
+    for episodes in played[1]:
+        check_hashes(played[0][0], episodes)
     players = [side.first for side in (base, method) if len(side.runs) == 1 and not side.first.training]
     fixed = any(run.spec is not None and scripted(run.spec) for run in players)
-    pair = [run.seed for run in base.runs] == [run.seed for run in method.runs]
-    ends = [[task_means(played) for played in side] for side in sides]
+    same_seeds = [run.seed for run in base.runs] == [run.seed for run in method.runs]
+    ends = [[task_means(episodes) for episodes in runs] for runs in played]
     wanted: list[tuple[Compared, Sequence[Sequence[TaskMeans]], bool]]
-    wanted = [(about, *_at_same_step((base, method), ends, means, pair))]
-    graded = [[score_means(played) for played in side] for side in sides]
-    if any(means for side in graded for means in side):
+    wanted = [(about, *_at_same_step((base, method), ends, means, same_seeds))]
+    scores = [[score_means(episodes) for episodes in runs] for runs in played]
+    if any(map(any, scores)):
         # a run whose every score is success is still on the same scale
-        ways = [
-            [m or task_means(p) for m, p in zip(*paired_runs, strict=True)]
-            for paired_runs in zip(graded, sides, strict=True)
-        ]
-        wanted.append((replace(about, name=f"{about.name}, score", what="score"), ways, pair))
-    clusters = {episode.task.task_id: episode.task.cluster or episode.task.task_id for episode in sides[0][0]}
+        graded = [[score or end for score, end in zip(*runs, strict=True)] for runs in zip(scores, ends, strict=True)]
+        wanted.append((replace(about, name=f"{about.name}, score", what="score"), graded, same_seeds))
+    clusters = {episode.task.task_id: episode.task.cluster or episode.task.task_id for episode in played[0][0]}
     rows = []
     for row, (first, second), pair in wanted:
         wider = None
         if len(set(clusters.values())) < len(clusters):
             groups = {task: clusters.get(task, task) for task in first[0]}
             wider = rise(first, second, clusters=groups, fixed=fixed, pair=pair)
-        rows.append(replace(row, found=rise(first, second, fixed=fixed, pair=pair, p=True), wider=wider))
+        rows.append(replace(row, difference=rise(first, second, fixed=fixed, pair=pair, p=True), wider=wider))
     return rows
 
 
@@ -192,19 +179,14 @@ def _at_same_step(
     first, second = same_steps
     if first is not None and second is not None and (shared := [seed for seed in first if seed in second]):
         return [[side[seed] for seed in shared] for side in (first, second)], True
-    out = {
-        task
-        for side, runs in zip(same_steps, ends, strict=True)
-        if side
-        for task in runs[0].keys() - next(iter(side.values())).keys()
-    }
-    runs_of: list[Sequence[TaskMeans]] = [
-        [{task: value for task, value in run.items() if task not in out} for run in runs]
-        if side is None
-        else [*side.values()]
-        for side, runs in zip(same_steps, ends, strict=True)
-    ]
-    return runs_of, pair
+    out = set[str]()
+    for side, runs in zip(same_steps, ends, strict=True):
+        out |= runs[0].keys() - next(iter(side.values())).keys() if side else set()
+    means_of: list[Sequence[TaskMeans]] = []
+    for side, runs in zip(same_steps, ends, strict=True):
+        cut = [{task: mean for task, mean in run.items() if task not in out} for run in runs]
+        means_of.append(cut if side is None else [*side.values()])
+    return means_of, pair
 
 
 def settings_table(methods: Sequence[Method]) -> Table | None:
@@ -223,16 +205,7 @@ def training_table(methods: Sequence[Method]) -> Table:
     depths = {method.name: method.depth for method in trained}
     rows = []
     for method in trained:
-        last = {
-            max(
-                [
-                    0,
-                    *(point.step for point in record.evaluations),
-                    *(int(step["step"] or 0) for step in record.steps[-1:]),
-                ]
-            )
-            for record in method.records
-        }
+        last = set(map(_last_step, method.records))
         values, depth = mean_curve(method), depths[method.name]
         rows.append(
             {
@@ -250,9 +223,15 @@ def training_table(methods: Sequence[Method]) -> Table:
     return table_of(rows)
 
 
+def _last_step(record: Record) -> int:
+    """The last step that a run trained or was evaluated after."""
+    trained = [int(step["step"] or 0) for step in record.steps[-1:]]
+    return max([0, *trained, *(point.step for point in record.evaluations)])
+
+
 def mean_curve(method: Method) -> list[float]:
     """Mean success at the steps that all seeds were evaluated after, in order."""
-    curves = [{p.step: fmean(p.tasks.values()) for p in record.evaluations} for record in method.records]
+    curves = [{point.step: fmean(point.tasks.values()) for point in record.evaluations} for record in method.records]
     return [fmean(curve[step] for curve in curves) for step in sorted(set.intersection(*map(set, curves)))]
 
 
@@ -277,15 +256,15 @@ def variant_table(runs: Sequence[Diagnosed]) -> Table:
     return table_of(
         {
             "run": run.name,
-            "setting": item.name,
-            "probes": str(item.probes),
-            "H_eff": str(item.state.h_eff),
-            "H_cov": str(item.state.h_cov),
-            "smoothed horizon": f"{item.state.hbar:.1f}",
-            "turns played / full depth %": percent(item.turns_share),
+            "setting": variant.name,
+            "probes": str(variant.probes),
+            "H_eff": str(variant.state.h_eff),
+            "H_cov": str(variant.state.h_cov),
+            "smoothed horizon": f"{variant.state.hbar:.1f}",
+            "turns played / full depth %": percent(variant.turns_share),
         }
         for run in runs
-        for item in run.diagnosis.variants
+        for variant in run.diagnosis.variants
     )
 
 

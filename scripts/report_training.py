@@ -117,14 +117,12 @@ def _controls(axis: Any, run: Diagnosed) -> None:
 
 def _variants(runs: Sequence[Diagnosed]) -> Figure:
     replayed = [run for run in runs if run.diagnosis.variants]
-    rows = [
-        [
-            *(run.name, item.name),
-            *map(number, (item.probes, item.state.hbar, item.state.h_eff, item.state.h_cov, item.turns_share)),
-        ]
-        for run in replayed
-        for item in run.diagnosis.variants
-    ]
+    rows = []
+    for run in replayed:
+        for variant in run.diagnosis.variants:
+            state = variant.state
+            numbers = (variant.probes, state.hbar, state.h_eff, state.h_cov, variant.turns_share)
+            rows.append([run.name, variant.name, *map(number, numbers)])
     n = "; ".join(f"{run.name} {run.diagnosis.variants[0].probes} probes" for run in replayed)
     caption = (
         "Smoothed horizon under other settings, a pure function of the recorded probes: coverage p, smoothing rho, "
@@ -145,10 +143,10 @@ def _variants(runs: Sequence[Diagnosed]) -> Figure:
 
 
 def _variant_panel(axis: Any, run: Diagnosed) -> None:
-    for index, item in enumerate(run.diagnosis.variants):
+    steps = run.diagnosis.over_steps.last_step_B
+    for index, variant in enumerate(run.diagnosis.variants):
         look = color(index) if index else {"color": COLORS[0], "linestyle": "-"}
-        steps = run.diagnosis.over_steps.last_step_B
-        axis.plot(steps, item.hbar_B, label=item.name, linewidth=1.4 if index else 2.4, **look)
+        axis.plot(steps, variant.hbar_B, label=variant.name, linewidth=1.4 if index else 2.4, **look)
     finish(axis, "training step", "smoothed horizon (turns)", columns=2)
 
 
@@ -159,9 +157,8 @@ def _budget(runs: Sequence[Diagnosed]) -> Figure:
         "realized, the share of a step's weight on the last third of full depth (turns beyond a cap get nothing). "
         f"Thin: per step; thick: moving mean. {bins(weighted)}"
     )
-    panels = [
-        Plot("deep budget", partial(_over_panel, runs=weighted, name="deep_weight", what="weight on deep turns (%)"))
-    ]
+    deep = partial(_over_panel, runs=weighted, name="deep_weight", what="weight on deep turns (%)")
+    panels = [Plot("deep budget", deep)]
     if blended := [run for run in weighted if recorded(run, "alpha")]:
         panels.append(Plot("alpha", partial(_over_panel, runs=blended, name="alpha", what="alpha (%)")))
     return of_runs(
@@ -188,24 +185,22 @@ def _over_panel(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, scal
 
 
 def _horizon(runs: Sequence[Diagnosed]) -> Figure:
-    horizons = {run.name: (run, horizon) for run in runs if (horizon := run.diagnosis.horizon) is not None}
-    fitted = [run for run, _ in horizons.values()]
+    fitted = [(run, horizon) for run in runs if (horizon := run.diagnosis.horizon) is not None]
     rows, lines = [], []
-    for name, (_, horizon) in horizons.items():
+    for run, horizon in fitted:
         columns = zip(horizon.covered_H, horizon.seconds_H, horizon.rho_H, strict=True)
-        rows += [[name, str(at), *map(number, values)] for at, values in enumerate(columns, 1)]
-        line = horizon.time
-        fit = (
-            f"{line.intercept:.2g} s + {1000 * line.slope:.2g} ms per turn" if line.fitted else "proportional to turns"
-        )
-        lines.append(f"{name} H* = {horizon.best} (step time {fit}, n = {line.steps} steps)")
+        rows += [[run.name, str(turns), *map(number, values)] for turns, values in enumerate(columns, 1)]
+        line, fit = horizon.time, "proportional to turns"
+        if line.fitted:
+            fit = f"{line.intercept:.2g} s + {1000 * line.slope:.2g} ms per turn"
+        lines.append(f"{run.name} H* = {horizon.best} (step time {fit}, n = {line.steps} steps)")
     caption = (
         "rho(H): share of the KL mass in turns below H, over the seconds of a step that stops there, relative to full "
         f"depth; H* maximizes it. Our reading of Appendix C. {'; '.join(lines)}."
     )
 
     def rho(axis: Any) -> None:
-        for run, horizon in horizons.values():
+        for run, horizon in fitted:
             look = color(run.place)
             axis.plot(range(1, len(horizon.rho_H) + 1), horizon.rho_H, label=f"{run.name}: H* = {horizon.best}", **look)
             axis.plot(horizon.best, horizon.rho_H[horizon.best - 1], marker="o", markersize=6, color=look["color"])
@@ -213,13 +208,13 @@ def _horizon(runs: Sequence[Diagnosed]) -> Figure:
         finish(axis, "horizon H (turns)", "rho(H)")
 
     def covered(axis: Any) -> None:
-        for run, horizon in horizons.values():
+        for run, horizon in fitted:
             axis.plot(range(1, len(horizon.rho_H) + 1), 100 * horizon.covered_H, label=run.name, **color(run.place))
         finish(axis, "horizon H (turns)", "KL mass below H (%)")
 
     return of_runs(
         runs,
-        fitted,
+        [run for run, _ in fitted],
         "KL by turn or step times not recorded in this run",
         [Plot("relative to full depth", rho), Plot("KL mass covered", covered)],
         name="horizon",
@@ -237,17 +232,12 @@ STEP_PARTS = {"time/rollout_s": "rollout", "time/teacher_s": "teacher", "time/up
 
 def accuracy_figure(world: str, rows: Rows, places: Mapping[str, int]) -> Figure:
     """Success over steps and over time; `world` names the methods that are in it where not all are."""
-    table = [
-        [
-            name,
-            str(point.step),
-            *(number(100 * x) for x in (interval.mean, interval.low, interval.high)),
-            number(point.seconds),
-        ]
-        for name, seeds in rows.items()
-        for point in curve(seeds)
-        if (interval := point.value)
-    ]
+    table = []
+    for name, seeds in rows.items():
+        for point in curve(seeds):
+            success = point.value
+            numbers = (100 * success.mean, 100 * success.low, 100 * success.high, point.seconds)
+            table.append([name, str(point.step), *map(number, numbers)])
     counts = "; ".join(f"{name} {len(curve(seeds))} evaluations, {len(seeds)} seeds" for name, seeds in rows.items())
     caption = (
         "Success in evaluations during training, percent, means over seeds with 95 % intervals for new tasks and new "
@@ -270,22 +260,21 @@ def cost_figures(runs: Sequence[Diagnosed]) -> list[Figure]:
 
 def _bars(axis: Any, scores: Mapping[str, Scores], places: Mapping[str, int]) -> None:
     """Bars of each method by category with intervals, `all` last."""
-    rows = {
-        name: {row.name: row.avg for row in (*interval.categories, interval.overall)}
-        for name, interval in scores.items()
+    every = {
+        name: {row.name: row.avg for row in (*of_method.categories, of_method.overall)}
+        for name, of_method in scores.items()
     }
-    names = sorted(dict.fromkeys(kind for by_kind in rows.values() for kind in by_kind), key=lambda kind: kind == "all")
-    width = 0.8 / len(rows)
-    for index, (name, by_kind) in enumerate(rows.items()):
-        kinds, values = list(by_kind), list(by_kind.values())
+    kinds = dict.fromkeys(kind for by_kind in every.values() for kind in by_kind)
+    names = sorted(kinds, key=lambda kind: kind == "all")
+    width = 0.8 / len(every)
+    for index, (name, by_kind) in enumerate(every.items()):
+        below = [100 * (success.mean - success.low) for success in by_kind.values()]
+        above = [100 * (success.high - success.mean) for success in by_kind.values()]
         axis.bar(
-            [names.index(kind) + width * (index + 0.5) - 0.4 for kind in kinds],
-            [100 * interval.mean for interval in values],
+            [names.index(kind) + width * (index + 0.5) - 0.4 for kind in by_kind],
+            [100 * success.mean for success in by_kind.values()],
             width,
-            yerr=[
-                [100 * (interval.mean - interval.low) for interval in values],
-                [100 * (interval.high - interval.mean) for interval in values],
-            ],
+            yerr=[below, above],
             label=name,
             color=COLORS[places[name] % 7],
             hatch=HATCHES[places[name] % 4],
@@ -303,7 +292,7 @@ def _bars(axis: Any, scores: Mapping[str, Scores], places: Mapping[str, int]) ->
 def _seconds(runs: Sequence[Diagnosed]) -> Figure:
     timed = [run for run in runs if run.diagnosis.over_steps.total["time/step_s"]]
     names = {**STEP_PARTS, "time/step_s": "steps_total", "time/eval_s": "evaluations"}
-    names |= {name: name for name in ("tokens", "turns")}
+    names |= {"tokens": "tokens", "turns": "turns"}
     rows = [[run.name, *(number(run.diagnosis.over_steps.total[name]) for name in names)] for run in timed]
     caption = (
         "Seconds of training by phase, sums over all steps (rollout includes the environments; other: what the three "
@@ -390,16 +379,16 @@ def draw_summary(
 
 def _depth(axis: Any, methods: Sequence[Method]) -> None:
     for method in methods:
-        shade = color(method.place)
+        look = color(method.place)
         for index, record in enumerate(method.records):
             capped = [step for step in record.steps if step.get("depth/cap") is not None]
             steps, caps = [step["step"] for step in capped], [step["depth/cap"] for step in capped]
             label = None if index else method.label
-            smooth_steps = [step["depth/hbar"] for step in capped if step.get("depth/hbar") is not None]
+            horizons = [step["depth/hbar"] for step in capped if step.get("depth/hbar") is not None]
             # controllers without a horizon leave it where it began
-            moves = len(smooth_steps) == len(capped) and len(set(smooth_steps)) > 1
-            axis.plot(steps, smooth_steps if moves else caps, label=label, **shade)
-            axis.step(steps, caps, where="mid", linewidth=0.8, alpha=0.6, color=shade["color"])
+            moves = len(horizons) == len(capped) and len(set(horizons)) > 1
+            axis.plot(steps, horizons if moves else caps, label=label, **look)
+            axis.step(steps, caps, where="mid", linewidth=0.8, alpha=0.6, color=look["color"])
     axis.set(xlabel="training step", ylabel="turns")
     axis.set_ylim(bottom=0)
     legend(axis, thick="smoothed horizon", thin="cap of the step")

@@ -27,17 +27,16 @@ def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: 
     """A statistic over turns and training, one panel per run, all on one color scale. `name` is a key of
     `run.diagnosis.by_turn.maps`, `stem` that of the files."""
     mapped = [run for run in runs if has(run, name)]
+    maps = [run.diagnosis.by_turn.maps[name] for run in mapped]
     rows = [
         [run.name, str(turn), str(first), str(last), number(value)]
-        for run in mapped
-        for turn, line in enumerate(run.diagnosis.by_turn.maps[name].value_TB)
-        for first, last, value in zip(*_edges(run.diagnosis.by_turn.maps[name]), line, strict=True)
+        for run, of_run in zip(mapped, maps, strict=True)
+        for turn, value_B in enumerate(of_run.value_TB)
+        for first, last, value in zip(*_edges(of_run), value_B, strict=True)
         if np.isfinite(value)
     ]
-    top = _top([run.diagnosis.by_turn.maps[name] for run in mapped])
-    panels = [
-        Plot(run.name, partial(_heat, item=run.diagnosis.by_turn.maps[name], top=top, what=what)) for run in mapped
-    ]
+    heat = partial(_heat, top=_top(maps), what=what)
+    panels = [Plot(run.name, partial(heat, drawn=of_run)) for run, of_run in zip(mapped, maps, strict=True)]
     n = "; ".join(f"{run.name} {run.diagnosis.shape.steps} steps" for run in mapped)
     caption = (
         f"{title}: every training step, capped ones included (blank: no episode got there). One color scale for all "
@@ -48,22 +47,22 @@ def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: 
     return of_runs(runs, mapped, f"{title} not recorded in this run", panels, **about)
 
 
-def _edges(item: TurnMap) -> tuple[list[int], list[int]]:
-    last = item.last_step_B.tolist()
+def _edges(drawn: TurnMap) -> tuple[list[int], list[int]]:
+    last = drawn.last_step_B.tolist()
     return [1, *(step + 1 for step in last[:-1])], last
 
 
 def _top(maps: Sequence[TurnMap]) -> float:
-    values = [item.value_TB[np.isfinite(item.value_TB)] for item in maps]
+    values = [of_run.value_TB[np.isfinite(of_run.value_TB)] for of_run in maps]
     finite = np.concatenate(values) if values else np.zeros(0)
     return max(float(np.percentile(finite, 99)), 1e-9) if len(finite) else 1.0
 
 
-def _heat(axis: Any, item: TurnMap, top: float, what: str) -> None:
-    steps, turns = int(item.last_step_B[-1]), len(item.value_TB)
+def _heat(axis: Any, drawn: TurnMap, top: float, what: str) -> None:
+    steps, turns = int(drawn.last_step_B[-1]), len(drawn.value_TB)
     extent = (0.5, steps + 0.5, -0.5, turns - 0.5)
     look = {"origin": "lower", "aspect": "auto", "cmap": "viridis", "interpolation": "none"}
-    image = axis.imshow(item.value_TB, extent=extent, vmin=0, vmax=top, **look)
+    image = axis.imshow(drawn.value_TB, extent=extent, vmin=0, vmax=top, **look)
     axis.grid(False)
     axis.set(xlabel="training step", ylabel="turn")
     axis.figure.colorbar(image, ax=axis, label=what, pad=0.02)
@@ -104,22 +103,20 @@ def turn_rows(runs: Sequence[Diagnosed], columns: Callable[[Diagnosed, TurnCurve
 
 
 def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: str) -> Figure:
-    measured, unit = [run for run in runs if has(run, name)], "nats per token"
-    rows = turn_rows(
-        measured, lambda run, curves: (curves[name], curves["survivors"], [curves.steps] * len(curves[name]))
-    )
-    panels = [Plot("all training, by run", partial(_overlay, runs=measured, name=name, what=unit))] * (
-        len(measured) > 1
-    )
-    panels += [
-        Plot(f"{run.name}, by phase", partial(_by_phase, run=run, values=itemgetter(name), what=unit))
-        for run in measured
-    ]
+    measured = [run for run in runs if has(run, name)]
+
+    def columns(run: Diagnosed, curves: TurnCurves) -> tuple[Any, ...]:
+        return curves[name], curves["survivors"], [curves.steps] * len(curves[name])
+
+    together = partial(_overlay, runs=measured, name=name, what="nats per token")
+    by_phase = partial(_by_phase, values=itemgetter(name), what="nats per token")
+    panels = [Plot("all training, by run", together)] if len(measured) > 1 else []
+    panels += [Plot(f"{run.name}, by phase", partial(by_phase, run=run)) for run in measured]
     caption = (
         f"{what} (nats), pooled over the tokens of a phase of training. {FULL_DEPTH} Thin: as measured; thick: moving "
         f"mean over 3 turns; a vertical line ends the reliable prefix. {counts(measured)}"
     )
-    table = (["run", "phase", "turn", name, "survivors_mean", "steps"], rows)
+    table = (["run", "phase", "turn", name, "survivors_mean", "steps"], turn_rows(measured, columns))
     about = {"name": stem, "title": title, "caption": caption, "table": table}
     return of_runs(runs, measured, f"{what} not recorded in this run", panels, **about)
 
@@ -170,16 +167,15 @@ def _survivors(runs: Sequence[Diagnosed]) -> Figure:
         reliable = np.arange(len(left)) < run.diagnosis.shape.reliable
         return (left, left / max(left[0], 1e-9), reliable) if curves.steps else ()
 
-    prefixes = "; ".join(
-        f"{run.name} {run.diagnosis.shape.reliable} of {run.diagnosis.shape.turns}" for run in measured
-    )
+    shapes = [(run.name, run.diagnosis.shape) for run in measured]
+    prefixes = "; ".join(f"{name} {shape.reliable} of {shape.turns}" for name, shape in shapes)
     caption = (
         f"n_t: episodes that reach turn t, mean over steps. {FULL_DEPTH} Reliable prefix: turns with at least "
         f"{MIN_SURVIVORS} survivors and {100 * MIN_SHARE:.0f} % of turn 0 in at least {100 * MIN_STEPS:.0f} % of the "
         f"steps; turns: {prefixes}. {counts(measured)}"
     )
     together = partial(_overlay, runs=measured, name="survivors", what="episodes", smoothed=False)
-    panels = [Plot("all training, by run", together)] * (len(measured) > 1)
+    panels = [Plot("all training, by run", together)] if len(measured) > 1 else []
     panels += [Plot(f"{run.name}, by phase", partial(_survivor_phases, run=run)) for run in measured]
     return of_runs(
         runs,
@@ -245,9 +241,8 @@ def _share(runs: Sequence[Diagnosed]) -> Figure:
 def _share_panel(axis: Any, run: Diagnosed) -> None:
     turns = run.diagnosis.shape.turns
     if turns >= 3:
-        axis.axvspan(
-            -(-2 * turns // 3) - 0.5, turns - 0.5, color="#8C8C8C", alpha=0.15, linewidth=0, label="deep third"
-        )
+        deep = -(-2 * turns // 3) - 0.5, turns - 0.5
+        axis.axvspan(*deep, color="#8C8C8C", alpha=0.15, linewidth=0, label="deep third")
     _phase_lines(axis, run, lambda curves: 100 * kl_shares(curves), smoothed=False)
     _finish(axis, "share of the KL (%)")
 
@@ -268,22 +263,17 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
     """One figure with a panel per statistic that any trace has; empty without traces."""
     if not traces:
         return []
-    rows = [
-        [
-            run,
-            group,
-            str(turn),
-            number(item.survivors[group][turn]),
-            *(number(item.rates[group][n][turn]) for n in RATES),
-        ]
-        for run, item in traces.items()
-        for group in GROUPS
-        for turn in range(item.turns)
-    ]
-    rates = [n for n in RATES if any(np.isfinite(item.rates["all"][n]).any() for item in traces.values())]
-    panels = [Plot("still playing", partial(_rate, traces=traces, places=places, name="survivors"))]
-    panels += [Plot(WORDS[name], partial(_rate, traces=traces, places=places, name=name)) for name in rates]
-    counts = {run: item.episodes for run, item in traces.items()}
+    rows = []
+    for run, trace in traces.items():
+        for group in GROUPS:
+            columns = trace.survivors[group], *(trace.rates[group][name] for name in RATES)
+            for turn in range(trace.turns):
+                rows.append([run, group, str(turn), *(number(column[turn]) for column in columns)])
+    rates = [name for name in RATES if any(np.isfinite(trace.rates["all"][name]).any() for trace in traces.values())]
+    rate = partial(_rate, traces=traces, places=places)
+    panels = [Plot("still playing", partial(rate, name="survivors"))]
+    panels += [Plot(WORDS[name], partial(rate, name=name)) for name in rates]
+    counts = {run: trace.episodes for run, trace in traces.items()}
     n = "; ".join(f"{run} {count['all']} episodes, {count['won']} won" for run, count in counts.items())
     caption = (
         "Evaluation episodes by turn. Repeated: the same action at the same observation as before in the episode. "
@@ -298,12 +288,12 @@ def episode_figures(traces: Mapping[str, TraceCurves], places: Mapping[str, int]
 
 def _rate(axis: Any, traces: Mapping[str, TraceCurves], places: Mapping[str, int], name: str) -> None:
     """One statistic by turn: thick over all episodes, thin over lost ones."""
-    for run, item in traces.items():
+    for run, trace in traces.items():
         for group, width in (("all", 1.8), ("lost", 0.8)):
             if name == "survivors":
-                value_T = 100 * item.survivors[group] / max(item.episodes["all"], 1)
+                value_T = 100 * trace.survivors[group] / max(trace.episodes["all"], 1)
             else:
-                value_T = SCALE.get(name, 1.0) * item.rates[group][name]
+                value_T = SCALE.get(name, 1.0) * trace.rates[group][name]
             if np.isfinite(value_T).any():
                 axis.plot(value_T, label=run if group == "all" else None, linewidth=width, **color(places[run]))
     _finish(axis, WORDS[name], thick="all episodes", thin="lost ones")

@@ -141,9 +141,8 @@ def check(options: Check) -> int:
         turns = sum(episode.depth for episode in result.episodes)
         seconds = time.monotonic() - start
         verdict = f"{len(differences)} differences" if differences else f"as recorded, {result.seal[:12]}"
-        print(
-            f"{path}: {verdict} ({len(result.episodes)} episodes, {turns} turns, {seconds:.1f} s){_otherwise(result)}"
-        )
+        size = f"{len(result.episodes)} episodes, {turns} turns, {seconds:.1f} s"
+        print(f"{path}: {verdict} ({size}){_otherwise(result)}")
         print("".join(f"  {visible(line)}\n" for line in differences[:MOST_LINES]), end="")
         if len(differences) > MOST_LINES:
             print(f"  and {len(differences) - MOST_LINES} more")

@@ -69,15 +69,13 @@ class Group:
             overall = scores["overall"]
             mark = "~" if APPROXIMATE in play.scoring else ""
             best = overall["pass_intervals"][max(overall["pass_intervals"], key=int)]
+            others = {title: str(Interval(**scores[key])) if scores.get(key) else "-" for key, title in extras.items()}
             rows.append(
                 {
                     "result": name,
                     "success % [95 %]": f"{mark}{Interval(**overall['avg'])}",
                     "pass % [95 %]": f"{mark}{Interval(**best)}",
-                    **{
-                        title: str(Interval(**numbers)) if (numbers := scores.get(k)) else "-"
-                        for k, title in extras.items()
-                    },
+                    **others,
                     "samples": str(overall["samples"]),
                     "tasks": str(overall["avg"]["tasks"]),
                     "turns": f"{scores['turns']:.1f}",
@@ -195,12 +193,11 @@ class Group:
             if theirs := decisive(differences_of(runs[0].spec, run.spec)):
                 raise ScoreError(f"played otherwise: {describe(theirs)}")
             check_hashes(runs[0].episodes, run.episodes)
-        cut = _shared([task_means(run.episodes) for run in runs])
-        clusters = {episode.task.task_id: episode.task.cluster or episode.task.task_id for episode in runs[0].episodes}
-        used_clusters = clusters if by_cluster else None
-        return rise(
-            cut[: len(first)], cut[len(first) :], clusters=used_clusters, fixed=fixed, pair=pair, p=not by_cluster
-        )
+        means = _shared([task_means(run.episodes) for run in runs])
+        tasks = [episode.task for episode in runs[0].episodes]
+        clusters = {task.task_id: task.cluster or task.task_id for task in tasks} if by_cluster else None
+        sides = means[: len(first)], means[len(first) :]
+        return rise(*sides, clusters=clusters, fixed=fixed, pair=pair, p=not by_cluster)
 
     def paired(self) -> tuple[Table, list[str]] | None:
         """Row minus column in points of success, paired by task, and notes. None with fewer than two methods."""
@@ -208,23 +205,22 @@ class Group:
         if len(names) < 2:
             return None
         differences, notes = self.compared()
-        tasks = [method.tasks for method in differences.values()]
+        tasks = [difference.tasks for difference in differences.values()]
         if tasks and min(tasks) < max(tasks):
             notes.append(f"Some pairs share fewer tasks, {min(tasks)} at least.")
-        if size := max((method.family for method in differences.values()), default=0):
+        if size := max((difference.family for difference in differences.values()), default=0):
             notes.insert(0, f'"*": clear of zero in a family of {size} comparison{"s" if size > 1 else ""} (Holm).')
-        differences |= {
-            (opponent, method): difference.reversed() for (method, opponent), difference in differences.items()
-        }
-        rows = [
-            [row, *("" if row == name else signed(differences.get((row, name))) for name in names)] for row in names
-        ]
+        differences |= {(second, first): difference.reversed() for (first, second), difference in differences.items()}
+        rows = []
+        for row in names:
+            cells = ("" if column == row else signed(differences.get((row, column))) for column in names)
+            rows.append([row, *cells])
         return (["row minus column", *names], rows), list(dict.fromkeys(notes))
 
     def parts(self, p: bool = False) -> Table | None:
         """The table of what each difference rests on: seeds and tasks of both, and the standard error by each, in
         points."""
-        clusters = any(difference.task.cluster for result in self.results.values() for difference in result.episodes)
+        clusters = any(episode.task.cluster for result in self.results.values() for episode in result.episodes)
         rows = []
         for (first, second), difference in self.compared()[0].items():
             cells = {"comparison": f"{first} minus {second}", "points of success [95 %]": signed(difference)}
@@ -336,18 +332,16 @@ def panel_name(spec: EvalSpec) -> str:
 
 
 def _agent(result: PackedResult) -> str:
-    agent = result.spec.agent
-    weights, temperature = getattr(agent, "weights", ""), getattr(agent, "temperature", None)
-    about = (
-        [f"files {weights}"]
-        if weights
-        else []
-        if isinstance(agent, EnvPlayer | Random | RecordedAgent)
-        else ["no fingerprint"]
-    )
-    about += [f"opened as {agent.name}"] if isinstance(agent, Own) else []
-    about += [] if temperature is None else [f"temperature {temperature:g}"]
-    return f"{result.agent or '-'}" + (f" ({', '.join(about)})" if about else "")
+    agent, about = result.spec.agent, list[str]()
+    if weights := getattr(agent, "weights", ""):
+        about.append(f"files {weights}")
+    elif not isinstance(agent, EnvPlayer | Random | RecordedAgent):
+        about.append("no fingerprint")
+    if isinstance(agent, Own):
+        about.append(f"opened as {agent.name}")
+    if (temperature := getattr(agent, "temperature", None)) is not None:
+        about.append(f"temperature {temperature:g}")
+    return (result.agent or "-") + (f" ({', '.join(about)})" if about else "")
 
 
 # --- The page: tables as HTML, episodes as compressed JSON that the page unpacks when one is opened
@@ -364,23 +358,22 @@ def page(groups: Sequence[Group], title: str, folder: str, p: bool = False) -> s
             body += [f"<p>{markup(note, 'html')}</p>" for note in notes]
         for name, result in group.results.items():
             packed = base64.b64encode(gzip.compress(_episodes(result).encode(), 9, mtime=0)).decode()
-            data.append(
-                f'<script type="application/octet-stream" data-result="{markup(name, "html")}">{packed}</script>'
-            )
+            attributes = f'type="application/octet-stream" data-result="{markup(name, "html")}"'
+            data.append(f"<script {attributes}>{packed}</script>")
     values = {"__TITLE__": markup(title, "html"), "__BODY__": "".join(body), "__DATA__": "\n".join(data)}
     return filled(TEMPLATE.read_text(encoding="utf-8"), values)
 
 
-def _html(table: Table, folder: str | None = None) -> str:
+def _html(table: Table, folder: str | None) -> str:
     """The table; with a `folder` the first cell leads to the episodes and the last one to the packed file."""
     header, rows = table
     head = "".join(f"<th>{markup(cell, 'html')}</th>" for cell in header)
     lines = []
     for row in rows:
-        cells, link = [markup(cell, "html") for cell in row], quote(row[0])
+        cells = [markup(cell, "html") for cell in row]
         if folder is not None:
             cells[0] = f'<a href="#{quote(row[0], safe="")}">{cells[0]}</a>'
-            cells[-1] = f'<a href="{quote(folder)}/{link}{SUFFIX}" download>{cells[-1]}</a>'
+            cells[-1] = f'<a href="{quote(folder)}/{quote(row[0])}{SUFFIX}" download>{cells[-1]}</a>'
         lines.append("".join(f"<td>{cell}</td>" for cell in cells))
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -393,24 +386,14 @@ def _episodes(result: PackedResult) -> str:
     def place(text: str | None) -> int:
         return -1 if text is None else texts.setdefault(text, len(texts))
 
-    rows = [
-        [
-            *(
-                episode.task.task_id,
-                episode.sample,
-                episode.task.category,
-                episode.status.value,
-                episode.success,
-                episode.score,
-            ),
-            [
-                [place(turn.observation), place(turn.response), place(turn.action), turn.verdict.value, turn.reward]
-                for turn in episode.turns
-            ],
-            place(episode.final_observation),
+    rows = []
+    for episode in result.episodes:
+        turns = [
+            [place(turn.observation), place(turn.response), place(turn.action), turn.verdict.value, turn.reward]
+            for turn in episode.turns
         ]
-        for episode in result.episodes
-    ]
+        head = [episode.task.task_id, episode.sample, episode.task.category, episode.status.value]
+        rows.append([*head, episode.success, episode.score, turns, place(episode.final_observation)])
     return json.dumps({"episodes": rows, "texts": list(texts)}, separators=(",", ":"))
 
 
@@ -431,7 +414,7 @@ def as_markdown(groups: Sequence[Group], level: str = "##", p: bool = False) -> 
 def as_rows(groups: Sequence[Group]) -> list[list[str]]:
     """All results as rows for a CSV file, numbers as they are; header first."""
     rows = []
-    for name, result in (item for group in groups for item in group.results.items()):
+    for name, result in (named for group in groups for named in group.results.items()):
         spec, scores = result.spec, result.scores
         play, agent, average = spec.play, spec.agent, scores["overall"]["avg"]
         values = {

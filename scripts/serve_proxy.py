@@ -9,8 +9,8 @@ Clients take http://127.0.0.1:8080/v1 as their base URL and name their conversat
 with a session are trained on unless X-Turn-Type says side. Every finished turn is written to OUT/records.jsonl, every
 judged session to OUT/sessions.jsonl (read it with `turngym trace`). The judge `words`, unless --judge names another,
 looks for words of failure or thanks in the next message and needs no model; a judge model or endpoint sees far more.
-SIGTERM
-or Ctrl-C answers what was accepted, saves and ends; the same command goes on from there. A second one ends at once.
+SIGTERM or Ctrl-C answers what was accepted, saves and ends; the same command goes on from there. A second one ends at
+once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turngym.agents.client_keys import ClientKeys
+from turngym.agents.proxy.api_errors import ApiError
 from turngym.agents.request_origin import is_loopback
-from turngym.agents.serving import Front
+from turngym.agents.serving import DrainingServer, Front
 from turngym.core.background_threads import SupervisedThread
 from turngym.core.clean_keys import key_of
 from turngym.core.errors import TurngymError
@@ -77,7 +78,6 @@ def serve(config: AnyProxy) -> int:
         )
     print(f"loading {config.student}", flush=True)
     from turngym.agents.proxy.app import create_app
-    from turngym.agents.serving import DrainingServer
     from turngym.trainers.live.run import build
 
     # a trainer in Python must not hold up the threads that answer: they get their turn ten times as often
@@ -123,8 +123,6 @@ def _mode(config: AnyProxy) -> str:
 
 def proxy_front(app: Flask) -> Front:
     """The front of `agents.proxy.app.create_app`; it ends idle sessions while the server runs."""
-    from turngym.agents.proxy.api_errors import ApiError
-
     service: ProxyService = app.extensions["proxy"]
     settings = service.settings
     return Front(

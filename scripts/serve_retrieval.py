@@ -91,10 +91,8 @@ def main(argv: Sequence[str]) -> int:
         server.run()
     finally:
         service.close()
+    ending = "stopped; everything accepted was answered" if server.drained else "stopped before all was answered"
     # the process that started this may have stopped reading
     with contextlib.suppress(BrokenPipeError):
-        print(
-            "stopped; everything accepted was answered" if server.drained else "stopped before all was answered",
-            flush=True,
-        )
+        print(ending, flush=True)
     return 0

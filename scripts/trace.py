@@ -49,6 +49,7 @@ from turngym.scripts.report_data import name_of_run
 from turngym.scripts.trace_pages import TraceIndex, create_app, index_trace, speaker, write_page
 from turngym.scripts.trace_picture import Picture, picture
 from turngym.scripts.trace_prompt import Prompts
+from turngym.trainers.adapters.datasets import write_parquet, write_table
 
 # `turngym trace records`: which turns of a proxy were trained on, and why the others were not.
 
@@ -95,10 +96,10 @@ class Fates:
             self._used(record)
         elif kind == "resumed":
             # the checkpoint was older than these steps: what they learned is gone
-            self.steps = {step: record_of for step, record_of in self.steps.items() if step <= record["step"]}
-            for key_turn in [key_turn for key_turn, step in self._step_of.items() if step > record["step"]]:
-                self.fate[key_turn] = WAITS
-                del self._step_of[key_turn]
+            self.steps = {step: trained for step, trained in self.steps.items() if step <= record["step"]}
+            for main_turn in [main_turn for main_turn, step in self._step_of.items() if step > record["step"]]:
+                self.fate[main_turn] = WAITS
+                del self._step_of[main_turn]
 
     def _used(self, record: Mapping[str, Any]) -> None:
         if record["kind"] == "trained":
@@ -123,20 +124,19 @@ def records(command: Records) -> int:
     return 0
 
 
-def lines(found: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
+def lines(recorded: Iterable[Mapping[str, Any]], *, turns: bool) -> list[str]:
     """Reads the records in order and collects what happened to each turn."""
     fates, output = Fates(), []
-    for record in found:
+    for record in recorded:
         fates.take(record)
-    for (session, turn), why in fates.fate.items() if turns else ():
+    for (session, turn), fate in fates.fate.items() if turns else ():
         score = fates.feedback.get((session, turn))
         thumb = "" if score is None else f", thumb {'up' if score > 0 else 'down'}"
-        output.append(f"session {session} turn {turn}: {why}{thumb}")
+        output.append(f"session {session} turn {turn}: {fate}{thumb}")
     output += [_step_line(step, record) for step, record in sorted(fates.steps.items())]
-    ends = Counter("trained on" if why.startswith("trained on") else why for why in fates.fate.values())
-    sessions = len(fates.counts)
-    output.append(f"{len(fates.fate)} main turns of {sessions} sessions, {fates.side} side turns")
-    output += [f"{count:6} {why}" for why, count in ends.most_common()]
+    ends = Counter("trained on" if fate.startswith("trained on") else fate for fate in fates.fate.values())
+    output.append(f"{len(fates.fate)} main turns of {len(fates.counts)} sessions, {fates.side} side turns")
+    output += [f"{count:6} {fate}" for fate, count in ends.most_common()]
     if fates.feedback:
         up = sum(score > 0 for score in fates.feedback.values())
         output.append(f"{up:6} thumbs up, {len(fates.feedback) - up} down")
@@ -235,9 +235,9 @@ def verify(command: Verify) -> int:
 def _verify(path: Path) -> int:
     if not path.is_file():
         raise TurngymError(f"there is no file {path}")
-    read = iter_records(path.parent) if path.name == RECORDS_FILE else iter_trace(path)
+    items = iter_records(path.parent) if path.name == RECORDS_FILE else iter_trace(path)
     intact, torn, damaged = 0, 0, list[TraceProblem]()
-    for item in read:
+    for item in items:
         if isinstance(item, TraceProblem) and item.torn:
             torn += 1
         elif isinstance(item, TraceProblem):
@@ -249,11 +249,11 @@ def _verify(path: Path) -> int:
     if len(damaged) > SHOWN_LINES:
         print(f"{path}: and {len(damaged) - SHOWN_LINES} more", file=sys.stderr)
     # settings of a trace are lines, too
-    bad, sealed = {problem.line for problem in damaged}, 0
+    damaged_lines, sealed = {problem.line for problem in damaged}, 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             sealed += has_checksum(line)
-            intact += is_header(line) and line.endswith(b"\n") and number not in bad
+            intact += is_header(line) and line.endswith(b"\n") and number not in damaged_lines
     unsealed = intact - sealed + len(damaged)
     notes = [f"{len(damaged)} damaged"] if damaged else []
     notes += ["the last line is torn"] if torn else []
@@ -410,16 +410,16 @@ def _filter(command: Filter) -> int:
     left: dict[str, dict[str, set[int]]] = {}
     for _, episode in selected(command.files, command.select):
         left.setdefault(episode.spec, {}).setdefault(episode.task.task_id, set()).add(episode.sample)
-    specs = {digits: spec for path in command.files for digits, spec in read_specs(path).items() if digits in left}
-    heads = {digits: _spec_of_left(spec, left[digits]) for digits, spec in specs.items()}
+    whole = {digits: spec for path in command.files for digits, spec in read_specs(path).items() if digits in left}
+    specs = {digits: _spec_of_left(spec, left[digits]) for digits, spec in whole.items()}
+    names = {digits: digits_of(spec) for digits, spec in specs.items()}
     count = 0
     with (
         trace_errors(command.out, "nothing was written"),
         written_whole(command.out) as scratch,
         scratch.open("wb") as file,
     ):
-        file.writelines(dict.fromkeys(map(header_line, heads.values())))
-        names = {digits: digits_of(spec) for digits, spec in heads.items()}
+        file.writelines(dict.fromkeys(map(header_line, specs.values())))
         for _, episode in _chosen(command.files, command.select, say=False):
             renamed = replace(episode, spec=names.get(episode.spec, episode.spec))
             file.write(episode_to_json(renamed).encode("ascii") + b"\n")
@@ -430,17 +430,15 @@ def _filter(command: Filter) -> int:
 
 def _spec_of_left(spec: Mapping[str, Any], left: Mapping[str, Collection[int]]) -> dict[str, Any]:
     """The settings of an evaluation or rollout of which these episodes are left: numbers of samples by task."""
-    was = read(EvalSpec, spec, "trace")
-    if sum(map(len, left.values())) == episodes_of(was.play):
+    played = read(EvalSpec, spec, "trace")
+    if sum(map(len, left.values())) == episodes_of(played.play):
         return dict(spec)
     samples = max(map(len, left.values()))
-    return to_table(changed(was, play=changed(was.play, tasks=Listed(task=tuple(left)), samples=samples)))
+    return to_table(changed(played, play=changed(played.play, tasks=Listed(task=tuple(left)), samples=samples)))
 
 
 def _parquet(command: Parquet) -> int:
     pa = need("pyarrow", "trace parquet", "parquet")
-    from turngym.trainers.adapters.datasets import write_parquet, write_table
-
     must_be_new(command.out, TurngymError)
     must_end(command.out, ".parquet")
     # a seed may have any number of digits, Parquet's numbers have 64 bits
@@ -481,7 +479,7 @@ def episode_line(episode: Episode) -> str:
     return f"{head}  {episode.task.category:<8} {episode.task.task_id} sample {episode.sample}"
 
 
-def turn_lines(episode: Episode, width: int, prompts: Prompts | None = None) -> list[str]:
+def turn_lines(episode: Episode, width: int, prompts: Prompts | None) -> list[str]:
     """What was said in an episode as lines for a terminal; with `prompts`, whole prompts instead of observations."""
     lines: list[str] = []
     for turn in episode.turns:

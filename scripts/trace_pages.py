@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from statistics import multimode
 from typing import Any
@@ -76,13 +77,13 @@ def episode_view(episode: Episode, prompts: Prompts) -> dict[str, Any]:
 
 
 def _turn_view(episode: Episode, turn: Turn, prompts: Prompts) -> dict[str, Any]:
-    observation, listed = _without_list(turn)
+    observation, was_listed = _without_list(turn)
     # a scripted agent reads no prompt
     prompt = None if turn.finish == "scripted" else prompts.added(episode, turn)
     return {
         "observation": observation,
         "admissible": None if turn.admissible is None else list(turn.admissible),
-        "listed": listed,
+        "listed": was_listed,
         "prompt": None if prompt is None else prompt[0],
         "begins": prompt is None or prompt[1],
         "read": turn.response_span[0],
@@ -143,11 +144,11 @@ def _finite(value: float) -> float | str:
 
 VERDICTS = tuple(verdict.value for verdict in Verdict)
 KEYS: Mapping[str, Callable[[EpisodeOutcome], Any]] = {
-    "task": lambda one: one.task.task_id,
-    "turns": lambda one: one.turns,
-    "ret": lambda one: one.episode_return,
-    "score": lambda one: one.score,
-    "invalid": lambda one: one.invalid,
+    "task": attrgetter("task.task_id"),
+    "turns": attrgetter("turns"),
+    "ret": attrgetter("episode_return"),
+    "score": attrgetter("score"),
+    "invalid": attrgetter("invalid"),
 }
 SORTS = ("order", *KEYS)
 
@@ -167,18 +168,18 @@ class Query:
     sort: str = "order"
     descending: bool = False
 
-    def takes(self, one: EpisodeOutcome) -> bool:
+    def takes(self, episode: EpisodeOutcome) -> bool:
         return (
-            self.outcome in ("", _outcome(one))
-            and self.status in ("", one.status.value)
-            and self.category in ("", one.task.category)
-            and (self.verdict not in VERDICTS or one.verdicts[VERDICTS.index(self.verdict)] > 0)
-            and self.text.lower() in one.task.task_id.lower()
+            self.outcome in ("", _outcome(episode))
+            and self.status in ("", episode.status.value)
+            and self.category in ("", episode.task.category)
+            and (self.verdict not in VERDICTS or episode.verdicts[VERDICTS.index(self.verdict)] > 0)
+            and self.text.lower() in episode.task.task_id.lower()
         )
 
 
-def _outcome(outcome: EpisodeOutcome) -> str:
-    return outcome_of(outcome.status.value, outcome.success)
+def _outcome(episode: EpisodeOutcome) -> str:
+    return outcome_of(episode.status.value, episode.success)
 
 
 @dataclass(slots=True)
@@ -215,16 +216,9 @@ class TraceIndex:
 
     def row(self, place: int) -> list[Any]:
         """A row of the list: place, task, sample, category, status, outcome, turns, return, invalid turns."""
-        outcome = self.outcomes[place]
-        head = [
-            place,
-            outcome.task.task_id,
-            outcome.sample,
-            outcome.task.category,
-            outcome.status.value,
-            _outcome(outcome),
-        ]
-        return [*head, outcome.turns, _finite(outcome.episode_return), outcome.invalid]
+        episode = self.outcomes[place]
+        head = [place, episode.task.task_id, episode.sample, episode.task.category, episode.status.value]
+        return [*head, _outcome(episode), episode.turns, _finite(episode.episode_return), episode.invalid]
 
     def advantage(self, place: int) -> float | None:
         """(return - mean) / (std + 1e-6) over the attempts at the task in this file; None for a single attempt."""
@@ -293,32 +287,32 @@ def create_app(runs: Mapping[str, TraceIndex], tokenizer: Path | None = None) ->
         matches = places(number, _query(request.args))
         start = max(request.args.get("start", 0, int), 0)
         count = min(max(request.args.get("count", 100, int), 0), MOST_ROWS)
-        part = [index.row(position) for position in matches[start : start + count]]
+        part = [index.row(place) for place in matches[start : start + count]]
         at = request.args.get("at", -1, int)
-        won = sum(index.outcomes[position].success for position in matches)
+        won = sum(index.outcomes[place].success for place in matches)
         where = matches.index(at) if at in matches else None
         return jsonify({"total": len(matches), "won": won, "rows": part, "where": where})
 
     @app.get("/api/episode")
     def episode() -> Any:
         number, index = chosen()
-        position: int | None = request.args.get("at", -1, int)
+        place: int | None = request.args.get("at", -1, int)
         if (task := request.args.get("task")) is not None:
-            position = index.find(task, request.args.get("sample", 0, int))
-        if position is None or not 0 <= position < len(index):
+            place = index.find(task, request.args.get("sample", 0, int))
+        if place is None or not 0 <= place < len(index):
             abort(404)
-        return jsonify(shown(index, position, prompts[number]))
+        return jsonify(shown(index, place, prompts[number]))
 
     return app
 
 
 def shown(index: TraceIndex, place: int, prompts: Prompts) -> dict[str, Any]:
     """One episode as the page wants it."""
-    item = index.episodes[place]
-    view, group = episode_view(item, prompts), index.advantage(place)
+    episode = index.episodes[place]
+    view, advantage = episode_view(episode, prompts), index.advantage(place)
     for turn in view["turns"]:
-        turn["advantage"] = group if turn["advantage"] is None else turn["advantage"]
-    attempts = [index.row(attempt) for attempt in index.attempts(item.task.task_id)[:MOST_ATTEMPTS]]
+        turn["advantage"] = advantage if turn["advantage"] is None else turn["advantage"]
+    attempts = [index.row(attempt) for attempt in index.attempts(episode.task.task_id)[:MOST_ATTEMPTS]]
     return {**view, "at": place, "attempts": attempts}
 
 

@@ -102,10 +102,8 @@ def frames(episode: Episode, width: int) -> list[list[Line]]:
         if not turn.verdict.valid:
             lines = [*lines, (f"  {turn.verdict.value}", "bad")]
         pictures.append(lines)
-    end = f"{episode.outcome} after {episode.depth} turns"
-    pictures.append(
-        [*lines, *_wrapped(episode.final_observation, "read", width), (end, "won" if episode.success else "bad")]
-    )
+    end = (f"{episode.outcome} after {episode.depth} turns", "won" if episode.success else "bad")
+    pictures.append([*lines, *_wrapped(episode.final_observation, "read", width), end])
     return pictures
 
 

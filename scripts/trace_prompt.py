@@ -86,13 +86,13 @@ class Prompts:
             return "(a scripted agent reads no prompt)"
         past = [
             PastTurn(
-                observation=past_turn.observation,
-                response=past_turn.response,
-                action=past_turn.action,
-                listing=listed(past_turn.admissible or ()),
-                thought=split_thought(past_turn.response)[0] or "",
+                observation=earlier.observation,
+                response=earlier.response,
+                action=earlier.action,
+                listing=listed(earlier.admissible or ()),
+                thought=split_thought(earlier.response)[0] or "",
             )
-            for past_turn in episode.turns[: turn.index]
+            for earlier in episode.turns[: turn.index]
         ]
         first = episode.turns[0]
         task = without(first.observation, listed(first.admissible or ()))

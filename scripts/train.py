@@ -19,17 +19,7 @@ from turngym.core.plugins import installed
 from turngym.core.resolve import Layer, Resolved, merged
 from turngym.core.setting import Setting, settings_of
 from turngym.core.settings import read_toml, whole_toml
-from turngym.scripts.options import (
-    COMMAND_LINE,
-    CONFIG,
-    HELP,
-    HELP_ALL,
-    PRINT,
-    Verb,
-    list_presets,
-    pop_option,
-    width,
-)
+from turngym.scripts.options import COMMAND_LINE, CONFIG, HELP, HELP_ALL, PRINT, Verb, list_presets, pop_option, width
 
 try:
     from turngym.trainers.algorithm_spec import BUILT_IN, GROUP, find_algorithm
@@ -147,19 +137,13 @@ def help_lines(algorithm: str, usage: str, *, whole: bool = False) -> Iterator[s
     yield from textwrap.wrap(line, width(), subsequent_indent="  ", break_on_hyphens=False)
     yield from ("", *textwrap.wrap(f"{spec.name}: {spec.help}", width()))
     first = [settings[path] for path in FIRST if path in settings]
-    own_tables = (f"method.{spec.table}", "method.distill", "method.lm_loss")
-    others = {path: setting for path, setting in settings.items() if setting not in first and path != "algorithm"}
     yield from ("", *verb.section("What most need", first, whole=whole))
-    own_settings = [
-        setting for path, setting in others.items() if path.startswith(tuple(f"{table}." for table in own_tables))
-    ]
-    yield from ("", *verb.section("Algorithm", own_settings, whole=whole))
+    tables = (f"method.{spec.table}.", "method.distill.", "method.lm_loss.")
+    others = {path: setting for path, setting in settings.items() if setting not in first and path != "algorithm"}
+    own = {path: others.pop(path) for path in list(others) if path.startswith(tables)}
+    yield from ("", *verb.section("Algorithm", list(own.values()), whole=whole))
     for group in dict.fromkeys(path.partition(".")[0] for path in others) if whole else ():
-        inside = [
-            setting
-            for path, setting in others.items()
-            if f"{path}.".startswith(f"{group}.") and setting not in own_settings
-        ]
+        inside = [setting for path, setting in others.items() if path.partition(".")[0] == group]
         yield from ("", *verb.section(group.capitalize(), inside, whole=True))
     hint = (
         f"{CONFIG} FILE reads settings from a TOML file, as the config.toml of another run; options override it. "

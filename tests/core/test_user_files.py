@@ -103,6 +103,18 @@ def test_outputs_are_kept_from_their_inputs(tmp_path: Path) -> None:
         keep_inputs(out, [*names, tmp_path / "none", "", "model:none", "x" * 5000, "a\0b"], KeyError)
 
 
+def test_an_output_that_is_there_stands_beside_an_input_from_a_pipe(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("x")
+    reading, writing = os.pipe()
+    try:
+        # what a shell makes of <(...): it opens, but its resolved name is none
+        keep_inputs(out, [f"/dev/fd/{reading}"], KeyError)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_names_in_another_letter_case_are_the_same_where_the_file_system_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,7 @@ def task_of(task_id: str, split: str, simplifications: str = "", jar: Path = Pat
 def write_panels(folder: str | Path) -> None:
     """Writes the published dev and test splits, and ten test variations of every task, as panels into `folder`."""
     for name, split, most in (("dev", "dev", None), ("test", "test", None), ("test-ten", "test", 10)):
-        tasks = [task_of(one, split) for one in task_ids(split, most)]
+        tasks = [task_of(task_id, split) for task_id in task_ids(split, most)]
         env_id = f"turngym_scienceworld:{ENV_ID}"
         write_panel(make_panel(f"scienceworld-{name}", 1, env_id, {"split": split}, tasks), folder)
 
