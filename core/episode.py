@@ -315,11 +315,8 @@ def drawn_at(episode: Episode, turn: Turn) -> float | None:
     temperatures, temperature = episode.meta.get("temperatures"), episode.meta.get("temperature")
     if temperatures is not None:
         # an episode that was cut keeps the list of all its turns
-        temperature = (
-            temperatures[turn.index]
-            if isinstance(temperatures, list | tuple) and turn.index < len(temperatures)
-            else "missing"
-        )
+        known = isinstance(temperatures, list | tuple) and turn.index < len(temperatures)
+        temperature = temperatures[turn.index] if known else "missing"
     if temperature is None:
         return None
     # not below infinity, which every whole number is: 10**400 is no float

@@ -104,11 +104,11 @@ def _asked_wait(headers: Any) -> float | None:
     thousandths = _number(headers.get("retry-after-ms"))
     if thousandths is not None:
         return thousandths / 1000
-    retry_after = headers.get("retry-after")
-    seconds = _number(retry_after)
-    if seconds is not None or not retry_after:
+    asked = headers.get("retry-after")
+    seconds = _number(asked)
+    if seconds is not None or not asked:
         return seconds
-    moment, now = _moment(retry_after), _moment(headers.get("date"))
+    moment, now = _moment(asked), _moment(headers.get("date"))
     # by the server's own clock, if it sends the time
     return None if moment is None else max(moment - (time.time() if now is None else now), 0.0)
 

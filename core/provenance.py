@@ -30,7 +30,7 @@ def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict
     such as the seed.
     """
     commit = git_commit(Path(__file__).resolve().parent)
-    versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    releases = {name: release for name in PACKAGES if (release := _version(name)) is not None}
     return {
         "command": recorded_command(sys.argv if command is None else command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -39,14 +39,14 @@ def provenance(command: str | Sequence[str] | None = None, **about: Any) -> dict
         "python": platform.python_version(),
         **about,
         **({} if commit is None else {"git_commit": commit}),
-        "packages": versions,
+        "packages": releases,
     }
 
 
 def loaded_versions() -> dict[str, str]:
     """Versions of Python, turngym, and those of `PACKAGES` that this process has imported."""
-    versions = {name: _version(name) for name in PACKAGES if name == "turngym" or name in sys.modules}
-    return {"python": platform.python_version(), **{name: version for name, version in versions.items() if version}}
+    loaded = {name: _version(name) for name in PACKAGES if name == "turngym" or name in sys.modules}
+    return {"python": platform.python_version(), **{name: release for name, release in loaded.items() if release}}
 
 
 def write_config(

@@ -366,8 +366,9 @@ def _records(name: str, runs: Sequence[Run]) -> Iterator[Record]:
         if (run.training / RECORD).is_file():
             yield replace(read_record(run.training), world="", method=name, group="main", seed=seed)
         else:
-            about: dict[str, Any] = {"world": "", "method": name, "group": "main", "about": "", "seed": seed}
-            yield record_of_run(run.training, {}, {}, strict=False, **about)
+            yield record_of_run(
+                run.training, {}, {}, strict=False, world="", method=name, group="main", about="", seed=seed
+            )
 
 
 TRAINING = "training"
@@ -463,9 +464,12 @@ def diagnosed(runs: Sequence[Run]) -> list[Diagnosed]:
             controlled=controlled,
             alpha=controls.alpha,
         )
-        if diagnosis.shape.turns:
-            about: dict[str, Any] = {"name": run.name, "place": run.place, "note": controls.note}
-            diagnosed_runs.append(Diagnosed(diagnosis=diagnosis, controlled=controlled, **about))
+        if not diagnosis.shape.turns:
+            continue
+        about = Diagnosed(
+            name=run.name, place=run.place, diagnosis=diagnosis, controlled=controlled, note=controls.note
+        )
+        diagnosed_runs.append(about)
     return diagnosed_runs
 
 

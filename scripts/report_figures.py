@@ -82,11 +82,22 @@ class Figure:
     """Lines about runs that did not record what it needs."""
 
 
-def of_runs(runs: Sequence[Any], known: Sequence[Any], lacks: str, panels: Sequence[Plot], **about: Any) -> Figure:
+def of_runs(
+    runs: Sequence[Any],
+    known: Sequence[Any],
+    lacks: str,
+    panels: Sequence[Plot],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    table: Table,
+) -> Figure:
     """A figure of those `runs` that are `known`, without panels where none is; a line for each of the others says what
     it `lacks`."""
     missing = tuple(f"{run.name}: {lacks}" for run in runs if run not in known)
-    return Figure(panels=tuple(panels) if known else (), missing=missing, **about)
+    drawn = tuple(panels) if known else ()
+    return Figure(name=name, title=title, caption=caption, table=table, panels=drawn, missing=missing)
 
 
 def color(place: int) -> dict[str, Any]:

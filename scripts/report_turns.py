@@ -43,8 +43,8 @@ def turn_map(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: 
         f"runs, which ends at the 99th percentile. n: {n}."
     )
     table = (["run", "turn", "first_step", "last_step", name], rows)
-    about = {"name": stem, "title": title, "caption": caption, "table": table}
-    return of_runs(runs, mapped, f"{title} not recorded in this run", panels, **about)
+    lacks = f"{title} not recorded in this run"
+    return of_runs(runs, mapped, lacks, panels, name=stem, title=title, caption=caption, table=table)
 
 
 def _edges(drawn: TurnMap) -> tuple[list[int], list[int]]:
@@ -117,8 +117,8 @@ def _curves(runs: Sequence[Diagnosed], name: str, stem: str, title: str, what: s
         f"mean over 3 turns; a vertical line ends the reliable prefix. {counts(measured)}"
     )
     table = (["run", "phase", "turn", name, "survivors_mean", "steps"], turn_rows(measured, columns))
-    about = {"name": stem, "title": title, "caption": caption, "table": table}
-    return of_runs(runs, measured, f"{what} not recorded in this run", panels, **about)
+    lacks = f"{what} not recorded in this run"
+    return of_runs(runs, measured, lacks, panels, name=stem, title=title, caption=caption, table=table)
 
 
 def _overlay(axis: Any, runs: Sequence[Diagnosed], name: str, what: str, smoothed: bool = True) -> None:
@@ -142,7 +142,7 @@ def _phase_lines(axis: Any, run: Diagnosed, values: Callable[[TurnCurves], Any],
 
 
 def _line(axis: Any, value_T: Any, label: str, smoothed: bool, **look: Any) -> None:
-    """Draws values as measured, or these thin and a moving mean of it thick."""
+    """Draws values as measured, or these thin and their moving mean thick."""
     if np.isfinite(value_T).any():
         turns = np.arange(len(value_T))
         if smoothed:

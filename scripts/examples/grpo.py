@@ -104,10 +104,9 @@ def main() -> None:
         }
         compared = [episode for episode in episodes if max(played[episode.group]) > min(played[episode.group])]
         won = np.mean([episode.success for episode in episodes])
+        told_apart = sum(max(returns) > min(returns) for returns in played.values())
         print(f"step {step:3}  success {100 * won:3.0f} %  of {options.tasks} groups ", end="")
-        print(
-            f"{sum(max(returns) > min(returns) for returns in played.values())} have something to compare", flush=True
-        )
+        print(f"{told_apart} have something to compare", flush=True)
         if not compared:
             continue
 
