@@ -365,7 +365,7 @@ def _without_none(cls: type[Any], table: Mapping[str, Any], above: str = "") -> 
         elif isinstance(value, Mapping):
             tables = tables_in(kind)
             # in a table of any keys a text is a text (`_free` has read the nulls of TOML)
-            if fitting := [table for table in tables if kind_of(table) == value.get(KIND)] or list(tables):
+            if fitting := [member for member in tables if kind_of(member) == value.get(KIND)] or list(tables):
                 values[name] = _without_none(fitting[0], value, f"{above}{name}.")
     return values
 
